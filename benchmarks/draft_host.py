@@ -126,7 +126,7 @@ def new_engine(folder: Path, sequences: int, tree_nodes: int, fixed: bool) -> En
         folder / "target",
         ExecutorOptions(
             backend="cuda", load_format="dummy", dtype="float32", max_model_len=2048, max_num_seqs=sequences,
-            max_num_batched_tokens=batched, kv_cache_memory_bytes=sequences << 21,
+            max_num_batched_tokens=batched, kv_cache_memory_bytes=max(sequences, 8) << 21,
             speculation=read_config(json.dumps(config)),
         ),
     )  # fmt: skip

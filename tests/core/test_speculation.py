@@ -75,9 +75,31 @@ def test_a_token_never_costs_less_than_nothing() -> None:
     assert step_cost.seconds(8) == step_cost.seconds(2)
 
 
+def test_where_steps_are_padded_only_the_level_is_learnt() -> None:
+    step_cost = StepCostModel(0.4, [(1, 1.0), (4, 1.5), (8, 2.0)])
+    assert [step_cost.seconds(size) for size in (1, 2, 4, 5, 8, 16)] == [1.0, 1.5, 1.5, 2.0, 2.0, 4.0]
+    assert list(islice(step_cost.added_seconds(3), 6)) == [0.0, 0.5, 0.0, 0.0, 0.0, 0.25]
+    for _ in range(100):
+        step_cost.record_step(4, 2.5)
+    assert [step_cost.seconds(size) for size in (1, 8)] == pytest.approx([2.0, 3.0], rel=1e-3)
+
+
+def test_drafts_fill_the_size_that_a_step_is_padded_to() -> None:
+    budget = DraftBudget(GPU_TOKEN_COST, measured=[(4, 1.0), (8, 1.1), (16, 3.0)])
+    offers = [chain(0.6, 3)] * 4
+    assert budget.choose(offers, 4, 99) == [1] * 4
+    assert budget.choose_asked(offers, 4, 99, [0.0] * 4) == [1] * 4
+    assert budget.choose([chain(0.2, 3), *offers[1:]], 4, 99) == [0, 2, 1, 1], "the likeliest four"
+
+
+def chain(rate: float, num_drafts: int) -> list[float]:
+    """How likely each draft token and those before it are accepted, all at one rate."""
+    return chain_probabilities([rate] * num_drafts)
+
+
 def test_likely_drafts_and_cheap_tokens_raise_the_number_of_drafts() -> None:
     def alone(rate: float, token_cost: float) -> int:
-        return draft_budget(token_cost).choose([chain_probabilities(rate, 5)], 1, max_drafts=99)[0]
+        return draft_budget(token_cost).choose([chain(rate, 5)], 1, max_drafts=99)[0]
 
     counts = [alone(rate, 0.4) for rate in (0.2, 0.5, 0.8, 0.9, 0.99)]
     assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
@@ -87,17 +109,17 @@ def test_likely_drafts_and_cheap_tokens_raise_the_number_of_drafts() -> None:
 
 def test_drafts_that_take_time_to_propose_have_to_gain_more() -> None:
     budget = draft_budget(0.05)
-    counts = [budget.choose_asked([(0.8, 5)], 1, 99, [seconds])[0] for seconds in (0.0, 0.1, 0.3, 0.8)]
+    counts = [budget.choose_asked([chain(0.8, 5)], 1, 99, [seconds])[0] for seconds in (0.0, 0.1, 0.3, 0.8)]
     assert counts[0] == 5 and counts[-1] == 0 and all(a >= b for a, b in pairwise(counts))
-    assert counts[:1] == budget.choose([chain_probabilities(0.8, 5)], 1, 99)
+    assert counts[:1] == budget.choose([chain(0.8, 5)], 1, 99)
 
 
 def test_a_draft_step_is_worth_it_for_many_sequences_and_not_for_one() -> None:
     """It takes as long for eight as for one: so all get a second draft token, or none."""
     budget, seconds = draft_budget(0.01), [0.5] * 8
-    assert budget.choose_asked([(0.4, 3)], 1, 99, seconds[:1]) == [0]
-    assert set(budget.choose_asked([(0.8, 3)] * 8, 8, 99, seconds)) == {1}
-    assert budget.choose_asked([(0.9, 3)] * 8, 8, 7, seconds) == [1] * 7 + [0]  # no more than there is room for
+    assert budget.choose_asked([chain(0.4, 3)], 1, 99, seconds[:1]) == [0]
+    assert set(budget.choose_asked([chain(0.8, 3)] * 8, 8, 99, seconds)) == {1}
+    assert budget.choose_asked([chain(0.9, 3)] * 8, 8, 7, seconds) == [1] * 7 + [0]  # no more than there is room for
 
 
 def test_a_dear_first_token_does_not_hide_cheap_ones_behind_it() -> None:
@@ -106,13 +128,13 @@ def test_a_dear_first_token_does_not_hide_cheap_ones_behind_it() -> None:
     for _ in range(100):
         for num_tokens, seconds in ((1, 1.0), (2, 2.0), (4, 2.0), (8, 2.0)):
             step_cost.record_step(num_tokens, seconds)
-    one, five = chain_probabilities(0.95, 1), chain_probabilities(0.95, 5)
+    one, five = chain(0.95, 1), chain(0.95, 5)
     assert budget.choose([one], 1, 99) == [0] and budget.choose([five], 1, 99) == [5]
 
 
 def test_in_a_batch_only_likely_drafts_are_verified() -> None:
     """Eight tokens take 3.8 times what one takes: one more has to be worth a ninth of that."""
-    offers = [chain_probabilities(0.7, 5)] * 7 + [chain_probabilities(0.97, 5)]
+    offers = [chain(0.7, 5)] * 7 + [chain(0.97, 5)]
     counts = draft_budget(0.4).choose(offers, 8, max_drafts=99)
     assert counts[:7] == [0] * 7 and counts[7] > 0
     assert sum(draft_budget(0.01).choose(offers, 8, max_drafts=6)) == 6  # no more than there is room for
@@ -131,6 +153,23 @@ def test_drafts_that_did_not_run_update_the_acceptance_rate() -> None:
     for _ in range(20):
         known.update([4, 5, 6], [4, 5, 6, 7])
     assert known.rate > 0.9
+
+
+def test_every_position_of_a_chain_has_a_rate_of_its_own() -> None:
+    method = MethodAcceptance(0.6)
+    good, bad = AcceptanceRate(method), AcceptanceRate(method)
+    for _ in range(60):
+        good.update([1, 2, 3], [1, 2, 9])
+    first, second, third = good.position_rates(3)
+    assert first > 0.95 and second > 0.95 and third < 0.1
+    assert AcceptanceRate(method).position_rates(3) == pytest.approx(method.position_rates), "where it starts"
+    assert good.accepted_tokens(2) > 1.8 and good.accepted_tokens(3) < good.accepted_tokens(2) + 0.1
+    for _ in range(8):
+        bad.update([1, 2], [9])
+    assert bad.position_rates(1)[0] < 0.6 < good.position_rates(1)[0]
+    for _ in range(30_000):
+        good.update([1, 2], [1, 2, 3])
+    assert good.position_rates(3)[2] > 0.5, "what was not tried for long is forgotten"
 
 
 def test_a_sequence_waits_for_its_token_if_drafts_gain_more_than_the_steps_it_misses() -> None:
@@ -528,6 +567,28 @@ def test_sequences_whose_drafts_came_apart_are_verified_together() -> None:
     update(prompt)
     assert not scheduler.awaits_output
     assert rows(scheduler.schedule()) == [0, 1]
+
+
+@pytest.mark.parametrize("token_seconds", [0.0, 1.0])
+def test_a_sequence_without_drafts_waits_for_the_others_where_one_step_takes_less_than_two(
+    token_seconds: float,
+) -> None:
+    """Near its end a sequence gets no drafts any more."""
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4, max_model_len=64, max_queued=9)
+    sizes = tuple((size, 1.0 + token_seconds * (size - 1)) for size in (1, 2, 4, 5, 8))
+    policy = DraftPolicy((DraftMethod(cost=0.1),), GPU_TOKEN_COST, ((1, 4, 3),), step_seconds=sizes)
+    scheduler = Scheduler(limits, 40, ahead=1, drafts=policy)
+    make_drafts_free(scheduler.speculation)
+    for name, max_tokens in (("long", 40), ("short", 3)):
+        params = SamplingParams(max_tokens=max_tokens, seed=0)
+        scheduler.add(Request(id=name, prompt_ids=[5, 6, 7], params=params, eos_ids=[]), 0.0)
+    prompts = scheduler.schedule()
+    proposals = {0: [Proposal(ANY_METHOD, [1, 2, 3])]}
+    sampled = [SampledRow(run.row, [9], proposals=proposals.get(run.row, [])) for run in prompts.runs]
+    scheduler.update(StepOutput(prompts.step, sampled))
+    plan = scheduler.schedule()
+    assert [len(run.drafts) for run in plan.runs] == [3, 0]
+    assert scheduler.awaits_output == (token_seconds == 0.0)
 
 
 def test_unknown_drafts_teach_how_many_were_accepted() -> None:

@@ -20,7 +20,7 @@ NUM_LINES = [4, 3, 2]
 ROWS = [5, 2, 0]
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
 @pytest.mark.parametrize("is_told", [False, True])
 def test_what_depends_on_the_accepted_drafts_is_found_on_the_device(num_steps: int, is_told: bool) -> None:
     """Two of three sequences, in another order than their lines, and a sequence that is padding."""

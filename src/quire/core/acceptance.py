@@ -8,6 +8,10 @@ from quire.core.plan import UNKNOWN
 
 METHOD_WEIGHT = 10.0  # of the method's prior, in draft tokens
 METHOD_MEMORY = 0.995  # what a draft token leaves of the weight of those before it
+POSITION_WEIGHT = 2.0  # of the position before in the rate of a position, in draft tokens
+MAX_POSITIONS = 8  # later ones have the rate of the last
+UNTRIED_MEMORY = 0.9997  # what a draft token leaves of the weight of later positions: they are tried again at last
+MIN_ODDS_RATE, MAX_ODDS_RATE = 0.02, 0.98  # of a sequence beside its method
 SEQUENCE_WEIGHT = 4.0  # of the method's rate in that of a sequence, in draft tokens
 SEQUENCE_MEMORY = 0.85
 RESCUE_PRIOR = 0.3  # of the tokens that the likeliest child missed, those that another child has
@@ -48,6 +52,10 @@ class _RunningShare:
             trials = trials * memory + 1.0
         self.accepted, self.trials = accepted, trials
 
+    def forget(self, memory: float) -> None:
+        self.accepted *= memory
+        self.trials *= memory
+
     @property
     def rate(self) -> float:
         return self.accepted / self.trials
@@ -60,6 +68,9 @@ class MethodAcceptance:
         self.num_trials = 0  # draft tokens so far
         self.mean_nodes = float(tree_nodes)  # that are verified of a tree
         self._share = _RunningShare(prior * METHOD_WEIGHT, METHOD_WEIGHT, METHOD_MEMORY)
+        # Of a draft token whose predecessors are accepted, by position: later ones are often worse.
+        self._positions = [_RunningShare(prior * METHOD_WEIGHT, METHOD_WEIGHT, METHOD_MEMORY)]
+        self.position_rates = [prior]  # a later position has the last of them
         self._rescued = _RunningShare(RESCUE_PRIOR * METHOD_WEIGHT, METHOD_WEIGHT, METHOD_MEMORY)
         # By depth and bin of confidence, acceptances and the sum of the confidences.
         self._calibration: dict[tuple[int, int], _RunningShare] = {}
@@ -73,9 +84,25 @@ class MethodAcceptance:
         """Of a verified tree: how often a token is a child of a node if it is not the likeliest child."""
         return self._rescued.rate
 
-    def add(self, num_accepted: int, num_rejected: int) -> None:
+    def add(self, num_accepted: int, num_rejected: int, first: int = 0) -> None:
+        """So many accepted draft tokens from position `first` on, and then so many rejected ones: 0 or 1."""
         self.num_trials += num_accepted + num_rejected
         self._share.add_run(num_accepted, num_rejected)
+        rates, end = self.position_rates, first + num_accepted + num_rejected
+        while len(rates) < min(end, MAX_POSITIONS):
+            self._positions.append(_RunningShare(0.0, 0.0, METHOD_MEMORY))
+            rates.append(rates[-1])
+        for position in range(first, len(rates)):
+            share = self._positions[position]
+            if position < end:
+                share.add(position < first + num_accepted)
+            else:
+                share.forget(UNTRIED_MEMORY)
+            if position:
+                weight = POSITION_WEIGHT + share.trials
+                rates[position] = (share.accepted + POSITION_WEIGHT * rates[position - 1]) / weight
+            else:
+                rates[0] = share.rate
 
     def node_rate(self, depth: int, confidence: float) -> float:
         """How likely a node of that confidence is accepted after its parent."""
@@ -99,11 +126,12 @@ class MethodAcceptance:
 class AcceptanceRate:
     """The probability that the next draft token of a sequence is accepted, by one method."""
 
-    __slots__ = ("_method", "_nodes", "_num_unanswered", "_share", "ask_at", "asked_step", "num_read")
+    __slots__ = ("_expected", "_method", "_nodes", "_num_unanswered", "_share", "ask_at", "asked_step", "num_read")
 
     def __init__(self, method: MethodAcceptance) -> None:
         self._method = method
         self._share = _RunningShare(0.0, 0.0, SEQUENCE_MEMORY)
+        self._expected = 0.0  # of the trials of the share, those that the method's rates of positions expect to succeed
         # Accepted nodes of trees, among those that the method's rates expect.
         self._nodes = _RunningShare(CALIBRATION_WEIGHT, CALIBRATION_WEIGHT, SEQUENCE_MEMORY)
         # Of a method that is not free:
@@ -117,6 +145,26 @@ class AcceptanceRate:
         """Of the likeliest draft token."""
         share = self._share
         return (share.accepted + SEQUENCE_WEIGHT * self._method.rate) / (share.trials + SEQUENCE_WEIGHT)
+
+    def position_rates(self, count: int) -> list[float]:
+        """Of the first draft tokens of a chain, each after those before it: the method's, shifted (in log odds) as this
+        sequence differs from what the method expected of it."""
+        weight, rates = self._share.trials + SEQUENCE_WEIGHT, self._method.position_rates
+        prior = SEQUENCE_WEIGHT * self._method.rate
+        found = min(max((self._share.accepted + prior) / weight, MIN_ODDS_RATE), MAX_ODDS_RATE)
+        expected = min(max((self._expected + prior) / weight, MIN_ODDS_RATE), MAX_ODDS_RATE)
+        odds = found * (1 - expected) / (expected * (1 - found))
+        last = rates[-1]
+        padded = rates[:count] + [last] * (count - len(rates))
+        return [rate * odds / (1 + rate * (odds - 1)) for rate in padded]
+
+    def accepted_tokens(self, count: int) -> float:
+        """Of a chain of so many draft tokens, how many are expected to be accepted."""
+        total, together = 0.0, 1.0
+        for rate in self.position_rates(count):
+            together *= rate
+            total += together
+        return total
 
     @property
     def level_rate(self) -> float:
@@ -169,15 +217,18 @@ class AcceptanceRate:
     ) -> None:
         """The same for nodes with confidences: what was sampled also tells of those that were not verified."""
         for depth, (level, accepted) in enumerate(compared_levels(drafts, parents, tokens), 1):
-            self._add(int(accepted == level[0]), int(accepted != level[0]))
+            self._add(int(accepted == level[0]), int(accepted != level[0]), depth - 1)
             expected = sum(self._method.node_rate(depth, confidences[node]) for node in level)
             self._nodes.add(accepted is not None, min(expected, 1.0))
             for node in level:
                 self._method.add_node(depth, confidences[node], node == accepted)
 
-    def _add(self, num_accepted: int, num_rejected: int) -> None:
+    def _add(self, num_accepted: int, num_rejected: int, first: int = 0) -> None:
+        rates = self._method.position_rates
+        for position in range(first, first + num_accepted + num_rejected):
+            self._expected = self._expected * SEQUENCE_MEMORY + rates[min(position, len(rates) - 1)]
         self._share.add_run(num_accepted, num_rejected)
-        self._method.add(num_accepted, num_rejected)
+        self._method.add(num_accepted, num_rejected, first)
 
 
 def _bin(depth: int, confidence: float) -> tuple[int, int]:

@@ -17,9 +17,9 @@ MIN_RATE = 0.05  # drafts that are less likely are left alone
 class DraftBudget:
     """Chooses how many draft tokens of each sequence are verified in a step, or proposed after it."""
 
-    def __init__(self, token_cost: float, ahead: int = 0) -> None:
-        """`ahead`: the depth of async scheduling, 0 without."""
-        self.step_cost = StepCostModel(token_cost)
+    def __init__(self, token_cost: float, ahead: int = 0, measured: Sequence[tuple[int, float]] = ()) -> None:
+        """`ahead`: the depth of async scheduling, 0 without. `measured`: sizes of steps, and their seconds."""
+        self.step_cost = StepCostModel(token_cost, measured)
         self._ahead = ahead
 
     def choose(self, offers: Sequence[Sequence[float]], num_tokens: int, max_drafts: int) -> list[int]:
@@ -44,23 +44,24 @@ class DraftBudget:
         return sorted((one for offer in offers for one in offer if one > least), reverse=True)
 
     def choose_asked(
-        self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int, draft_seconds: Sequence[float]
+        self, offers: Sequence[Sequence[float]], num_tokens: int, max_drafts: int, draft_seconds: Sequence[float]
     ) -> list[int]:
         """The same, for drafts that have to be proposed first: [r] seconds for one more of each of r + 1 sequences. One
         position after the other, each for the likeliest of the sequences that have the position before."""
         best_counts = [0] * len(offers)
         if not self._may_pay(offers, num_tokens, draft_seconds[len(offers) - 1] / len(offers)):
             return best_counts
-        max_drafts = min(max_drafts, sum(num_drafts for _, num_drafts in offers))
+        max_drafts = min(max_drafts, sum(map(len, offers)))
         added = list(islice(self.step_cost.added_seconds(num_tokens), max_drafts))
         seconds, expected, num_drafts = self.step_cost.seconds(num_tokens), float(num_tokens), 0
         best, counts = expected / seconds, best_counts
-        rows = sorted(range(len(offers)), key=lambda index: -offers[index][0])
-        for position in range(1, 1 + max(num_drafts for _, num_drafts in offers)):
-            rows = [index for index in rows if offers[index][1] >= position]
+        rows = list(range(len(offers)))
+        for position in range(max(map(len, offers))):
+            rows = [index for index in rows if len(offers[index]) > position]
+            rows.sort(key=lambda index: -offers[index][position])
             more, verifying, choice = expected, 0.0, (0.0, 0, expected, seconds)
             for number, index in enumerate(rows[: max_drafts - num_drafts]):
-                more += offers[index][0] ** position
+                more += offers[index][position]
                 verifying += added[num_drafts + number]
                 longer = seconds + COST_MARGIN * (verifying + draft_seconds[number])
                 if more > choice[0] * longer:
@@ -74,17 +75,17 @@ class DraftBudget:
                 best, best_counts = ratio, counts
         return best_counts
 
-    def _may_pay(self, offers: Sequence[tuple[float, int]], num_tokens: int, draft_seconds: float = 0.0) -> bool:
+    def _may_pay(self, offers: Sequence[Sequence[float]], num_tokens: int, draft_seconds: float) -> bool:
         """False if even the likeliest draft token, wherever tokens are cheapest, costs more than it gains."""
-        rate = max((rate for rate, num_drafts in offers if num_drafts), default=0.0)
-        last = num_tokens + sum(num_drafts for _, num_drafts in offers)
+        rate = max((offer[0] for offer in offers if offer), default=0.0)
+        last = num_tokens + sum(map(len, offers))
         cost = COST_MARGIN * (self.step_cost.min_slope(num_tokens, last) + draft_seconds)
         return rate >= MIN_RATE and rate * self.step_cost.seconds(num_tokens) > cost * num_tokens
 
     def saved_seconds(self, accepted: float, num_drafts: int, num_tokens: int, draft_seconds: float) -> float:
         """What each token of a sequence saves if drafts, of which so many are accepted and which take `draft_seconds`
         to propose, are added to all its steps, of `num_tokens` otherwise."""
-        cost = sum(islice(self.step_cost.added_seconds(num_tokens), num_drafts)) + draft_seconds
+        cost = self.step_cost.share_of_drafts(num_tokens, num_drafts) + draft_seconds
         worth = accepted * self.step_cost.seconds(num_tokens) / num_tokens
         return (worth - COST_MARGIN * cost) / (1.0 + accepted)
 
@@ -94,23 +95,27 @@ class DraftBudget:
         return accepted > self._ahead
 
 
-def chain_probabilities(rate: float, num_drafts: int) -> list[float]:
-    """Of the draft tokens of a chain, as far as they may pay: position p is accepted with probability rate ** p."""
+def chain_probabilities(rates: Sequence[float]) -> list[float]:
+    """Of the draft tokens of a chain, as far as they may pay, that all up to it are accepted: `rates` are those of each
+    after the one before."""
     probabilities = []
-    probability = rate
-    while num_drafts and probability > MIN_RATE:
-        probabilities.append(probability)
+    probability = 1.0
+    for rate in rates:
         probability *= rate
-        num_drafts -= 1
+        if probability <= MIN_RATE:
+            break
+        probabilities.append(probability)
     return probabilities
 
 
 def _counts(offers: Sequence[Sequence[float]], threshold: float, num_chosen: int) -> list[int]:
-    """Of each offer, the draft tokens whose probability is at least `threshold`; `num_chosen` in all."""
-    counts = []
-    for offer in offers:
-        count = 0
-        while count < len(offer) and offer[count] >= threshold and num_chosen:
-            count, num_chosen = count + 1, num_chosen - 1
-        counts.append(count)
+    """Of each offer, the draft tokens whose probability is above `threshold`, and of those at it as many as make
+    `num_chosen` in all."""
+    if not num_chosen:
+        return [0] * len(offers)
+    counts = [sum(probability > threshold for probability in offer) for offer in offers]
+    left = num_chosen - sum(counts)
+    for index, offer in enumerate(offers):
+        while left and counts[index] < len(offer) and offer[counts[index]] >= threshold:
+            counts[index], left = counts[index] + 1, left - 1
     return counts

@@ -8,7 +8,7 @@ from itertools import accumulate, islice
 from typing import NamedTuple
 
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
-from quire.core.draft_budget import COST_MARGIN, DraftBudget
+from quire.core.draft_budget import COST_MARGIN, DraftBudget, chain_probabilities
 from quire.core.draft_policy import DraftMethod, DraftPolicy
 from quire.core.plan import Run
 from quire.core.sequence import Sequence
@@ -91,7 +91,7 @@ class DraftQuotas:
         added = islice(self._draft_cost.added_seconds(1), num_rows - 1)
         seconds = [scale * each for each in accumulate(added, initial=self._draft_cost.seconds(1))]
         most = 1 if self._is_new else self.method.max_tokens
-        offers = [(one.rate.rate, min(one.fits, most)) for one in asked]
+        offers = [chain_probabilities(one.rate.position_rates(min(one.fits, most))) for one in asked]
         counts = self._budget.choose_asked(offers, num_rows, max_drafts, seconds)
         worth = [
             not count or self._is_worth(one, count, num_rows, count * seconds[-1] / num_rows)
@@ -99,7 +99,7 @@ class DraftQuotas:
         ]
         if all(worth):
             return counts
-        offers = [(rate, fits if kept else 0) for (rate, fits), kept in zip(offers, worth, strict=True)]
+        offers = [offer if kept else [] for offer, kept in zip(offers, worth, strict=True)]
         return self._budget.choose_asked(offers, num_rows, max_drafts, seconds)
 
     @property
@@ -151,7 +151,7 @@ class DraftQuotas:
         """Draft tokens that are expected to be accepted of a quota."""
         if count > self.method.max_tokens:
             return expected_tokens(rate.level_rate, self.method.max_tokens) - 1.0
-        return expected_tokens(rate.rate, count) - 1.0
+        return rate.accepted_tokens(count)
 
     def _num_verified(self, count: int) -> int:
         """Draft tokens of a quota that are verified: of a tree, those that were likely enough so far."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
+from quire.core.acceptance import AcceptanceRate, MethodAcceptance
 from quire.core.draft_budget import COST_MARGIN, DraftBudget, chain_probabilities
 from quire.core.draft_policy import DraftPolicy
 from quire.core.draft_quotas import Asked, DraftQuotas
@@ -22,7 +22,7 @@ class Speculation:
         self, policy: DraftPolicy, limits: SchedulerLimits, kv_blocks: KVBlocks, rows: RowTable, ahead: int
     ) -> None:
         self.policy = policy
-        self.budget = DraftBudget(policy.token_cost, ahead)
+        self.budget = DraftBudget(policy.token_cost, ahead, policy.step_seconds)
         self._limits = limits
         self._kv_blocks = kv_blocks
         self._rows = rows
@@ -99,15 +99,28 @@ class Speculation:
         return bool(seq.proposals) and self.budget.should_wait(self._accepted(seq, self._best(seq)))
 
     def should_gather(self, ready: list[Sequence], plan: StepPlan) -> bool:
-        """Whether these sequences, all with drafts, wait for those of the plan in flight, so that one step verifies the
-        drafts of all: where two steps take longer. Else there would be two groups, in turn, for good."""
-        if not all(seq.proposals and len(seq.tokens) == seq.num_computed + 1 for seq in ready):
+        """Whether these sequences wait for those of the plan in flight, so that one step computes all: where that gives
+        more tokens per second than two groups in turn. Those with drafts would be apart for good; a sequence without
+        is computed in the steps of both groups meanwhile."""
+        awaited = [run for run in plan.runs if run.drafts or run.quotas]
+        if not awaited or not all(len(seq.tokens) == seq.num_computed + 1 for seq in ready):
             return False
-        if not plan.runs or not all(run.drafts or run.quotas for run in plan.runs):
-            return False
-        num_tokens, num_ready = plan.num_tokens, sum(1 + len(self._best(seq).tokens) for seq in ready)
-        apart = self.budget.step_cost.seconds(num_tokens) + self.budget.step_cost.seconds(num_ready)
-        return apart > COST_MARGIN * self.budget.step_cost.seconds(num_tokens + num_ready)
+        best = [self._best(seq) if seq.proposals else None for seq in ready]
+        num_ready = sum(1 + len(one.tokens) if one else 1 for one in best)
+        yielded = sum(1.0 + self._accepted(seq, one) for seq, one in zip(ready, best, strict=True) if one)
+        yielded += sum(self._expected(run) for run in awaited)
+        num_plain = best.count(None)
+        num_awaited, seconds = sum(run.count for run in awaited), self.budget.step_cost.seconds
+        apart = seconds(plan.num_tokens) + seconds(num_ready)
+        together = COST_MARGIN * seconds(num_awaited + num_ready)
+        return (yielded + num_plain) * apart > (yielded + 2 * num_plain) * together
+
+    def _expected(self, run: Run) -> float:
+        """Tokens of a run that verifies drafts, or of the next one if it has been asked for some."""
+        seq = self._rows[run.row]
+        if not run.quotas:
+            return 1.0 + (self._accepted(seq, self._best(seq)) if seq.proposals else 0.0)
+        return 1.0 + max(self._rate(seq, method).accepted_tokens(count) for method, count in run.quotas.items())
 
     def _counts(self, offers: list[tuple[DraftTree, list[float]]], num_runs: int) -> list[int]:
         fixed = self.policy.fixed_length(num_runs)
@@ -132,7 +145,7 @@ class Speculation:
         rate = self._rate(seq, proposal.method)
         if proposal.confidences:
             return sum(rate.probabilities(proposal.parents, proposal.confidences))
-        return expected_tokens(rate.rate, len(proposal.tokens)) - 1.0
+        return rate.accepted_tokens(len(proposal.tokens))
 
     def _offer(self, seq: Sequence, proposal: Proposal) -> tuple[DraftTree, list[float]]:
         """The draft tokens that fit, the likeliest first, and how likely each is, as far as they may pay."""
@@ -140,7 +153,7 @@ class Speculation:
         longest = max(min(seq.group.length - seq.num_known, self._max_chunk) - 1, 0)
         if not proposal.confidences:
             tokens = proposal.tokens[:longest]
-            return DraftTree(tokens), chain_probabilities(rate.rate, len(tokens))
+            return DraftTree(tokens), chain_probabilities(rate.position_rates(len(tokens)))
         tree = DraftTree(proposal.tokens, proposal.parents, proposal.confidences)
         probabilities = rate.probabilities(tree.parents, tree.confidences)
         nodes = [node for node, depth in enumerate(tree.depths()) if depth <= longest]
@@ -160,8 +173,9 @@ class Speculation:
 
     def _num_enough(self, seq: Sequence, net_gain: float) -> int:
         """Free draft tokens of `seq` that are worth more than `net_gain` tokens; 0: no number of them is."""
-        rate, most = max((self._rate(seq, method.name).rate, method.max_tokens) for method in self._free)
-        return next((count for count in range(1, most + 1) if expected_tokens(rate, count) - 1.0 > net_gain), 0)
+        rates = [(self._rate(seq, method.name), method.max_tokens) for method in self._free]
+        rate, most = max(rates, key=lambda one: one[0].rate)
+        return next((count for count in range(1, most + 1) if rate.accepted_tokens(count) > net_gain), 0)
 
     def _extend(self, run: Run, seq: Sequence, tree: DraftTree, count: int, plan: StepPlan) -> int:
         """Add `count` draft tokens to a run; returns how many blocks they take."""

@@ -1,8 +1,8 @@
-"""The time of a step by its number of tokens, learnt from the steps that ran."""
+"""The time of a step by its number of tokens, learnt from the steps that ran, or measured before."""
 
-from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import pairwise
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # tokens; the time is linear between two
 LEVEL_WEIGHT = 0.1  # of one step in the moving average of the level
@@ -17,12 +17,16 @@ class StepCostModel:
     """Seconds of a step of n tokens: those of a step of one token (the level), and what n - 1 more add (slopes).
 
     The level follows the latest steps: contexts grow, and something else may need the machine. Slopes are learnt from
-    the difference of two steps in a row, which is free of both."""
+    the difference of two steps in a row, which is free of both. Where steps are padded to some sizes, whose times were
+    measured at the start, only the level is learnt."""
 
-    def __init__(self, token_cost: float) -> None:
-        """`token_cost`: of one more token, as a fraction of a step of one token, until steps have been measured."""
+    def __init__(self, token_cost: float, measured: Sequence[tuple[int, float]] = ()) -> None:
+        """`token_cost`: of one more token, as a fraction of a step of one token, until steps have been measured.
+        `measured`: sizes that steps are padded to, ascending, and their seconds."""
         self._prior = token_cost
-        self._level = 0.0  # 0: no step has been measured
+        self._sizes = [size for size, _ in measured]
+        self._rises = [seconds - measured[0][1] for _, seconds in measured]  # beyond a step of the least size
+        self._level = measured[0][1] if measured else 0.0  # 0: no step has been measured
         self._slopes = [0.0] * len(KNOTS)  # seconds a token, from each knot on
         self._weights = [0.0] * len(KNOTS)  # pairs of steps that a slope rests on; 0: it is that of a neighbour
         self._last: tuple[int, int, float] | None = None  # (tokens, rows, seconds)
@@ -39,6 +43,8 @@ class StepCostModel:
 
     def added_seconds(self, num_tokens: int) -> Iterator[float]:
         """What the first token beyond `num_tokens` adds, the second, and so on."""
+        if self._sizes:
+            yield from self._added_by_sizes(num_tokens)
         index = bisect_right(KNOTS, num_tokens) - 1
         while True:
             slope = self._slopes[index] if self._level else self._prior
@@ -48,8 +54,24 @@ class StepCostModel:
                 num_tokens += 1
             index = min(index + 1, len(KNOTS) - 1)
 
+    def _added_by_sizes(self, num_tokens: int) -> Iterator[float]:
+        rise = self._rise(num_tokens)
+        while True:
+            num_tokens += 1
+            before, rise = rise, self._rise(num_tokens)
+            yield rise - before
+
+    def share_of_drafts(self, num_rows: int, num_drafts: int) -> float:
+        """What draft tokens of one sequence add. Where steps are padded, a share of what those of all would: the first
+        tokens may cost a whole size, and those behind them nothing."""
+        if self._sizes:
+            return (self._rise(num_rows * (1 + num_drafts)) - self._rise(num_rows)) / num_rows
+        return sum(islice(self.added_seconds(num_rows), num_drafts))
+
     def min_slope(self, first: int, last: int) -> float:
         """The least that a token adds to steps of `first` to `last` tokens."""
+        if self._sizes:
+            return 0.0  # up to the next size
         if not self._level:
             return self._prior
         return min(self._slopes[bisect_right(KNOTS, first) - 1 : bisect_right(KNOTS, last)])
@@ -60,7 +82,7 @@ class StepCostModel:
             self._level = seconds / (1.0 + self._prior * (num_tokens - 1))
             self._spread()
         seconds = min(seconds, MAX_STEP_OUTLIER * self.seconds(num_tokens))
-        if self._last is not None and self._last[0] != num_tokens:
+        if not self._sizes and self._last is not None and self._last[0] != num_tokens:
             self._learn_slopes(num_tokens, seconds, num_rows, *self._last)
         self._last = num_tokens, num_rows, seconds
         self._level += LEVEL_WEIGHT * (seconds - self._rise(num_tokens) - self._level)
@@ -73,7 +95,12 @@ class StepCostModel:
         self._last = None
 
     def _rise(self, num_tokens: int) -> float:
-        """Beyond a step of one token."""
+        """Beyond a step of one token, or of the least size."""
+        if self._sizes:
+            index = bisect_left(self._sizes, num_tokens)
+            if index < len(self._sizes):
+                return self._rises[index]
+            return (self._level + self._rises[-1]) * num_tokens / self._sizes[-1] - self._level
         return sum(slope * share for slope, share in zip(self._slopes, _shares(num_tokens), strict=False))
 
     def _learn_slopes(

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -141,7 +143,7 @@ class LocalExecutor:
             ahead=self._ahead,
             window=config.window,
             offload=options.host_tier_bytes > 0,
-            drafts=self._draft_policy(),
+            drafts=self._measured_policy(self._runner),
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
             has_states=config.has_states,
             num_slots=size.num_slots,
@@ -229,6 +231,15 @@ class LocalExecutor:
             return None
         cost = self._draft.weight_bytes / self._model.weight_bytes if self._draft else None
         return self.options.speculation.policy(on_gpu=self.options.on_gpu, model_cost=cost)
+
+    def _measured_policy(self, runner: Runner) -> DraftPolicy | None:
+        """With the times of the steps that have graphs."""
+        policy, measured = self._draft_policy(), getattr(runner.program, "step_seconds", {})
+        if policy is None or not measured:
+            return policy
+        sizes = sorted(measured)
+        seconds = accumulate((measured[size] for size in sizes), max)  # a larger step is not faster but for chance
+        return replace(policy, step_seconds=tuple(zip(sizes, seconds, strict=True)))
 
     def _disk_path(self, config: ModelConfig) -> Path | None:
         """Where prefixes are kept on disk. Where every layer has a window, there are none beyond the pool."""

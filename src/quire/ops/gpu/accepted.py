@@ -32,8 +32,8 @@ def continue_behind_accepted(
     `verified` is of `VerifiedLines`: lines [T] of `tokens`, known [S] and lengths [S]. Writes ids, logit_rows, steps,
     and how many tokens the rows of the drafts' sampler have."""
     lines, known, lengths = verified
-    positions, contexts, slots = steps
-    num_steps = len(positions)
+    num_steps = len(steps[0])
+    positions, contexts, slots = steps if num_steps else [[ids]] * 3  # without next steps, nothing is written there
     stride = positions[1].data_ptr() - positions[0].data_ptr() if num_steps > 1 else 0
     _continue[(len(rows),)](
         ids,

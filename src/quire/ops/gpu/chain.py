@@ -23,6 +23,9 @@ from quire.ops.gpu.tree_steps import TreeSteps
 from quire.ops.opset import GrownTree, Int32, StepBatch, TreeRoots, TreeShape, VerifiedLines
 
 
+MAX_NEW_TOKENS = 8  # of a sequence on average, that a chain of fewer drafts reads first
+
+
 class DraftChain:
     """`width`: blocks of a table."""
 
@@ -48,11 +51,15 @@ class DraftChain:
         self._timed = deque[tuple[int, int]]()  # rows and drafts of what is timed
 
     def takes(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
-        has_room = num_tokens <= padded(len(rows)) * (count + 1)
-        return has_room and 1 < count <= MAX_KEPT_DRAFTS and not self._sampler.needs(rows) & Features.ON_HOST
+        """A single draft of a single row may be a trial, which is compared with what is sampled without it."""
+        return max(count, len(rows)) > 1 and self._has_room(rows, count, num_tokens)
 
     def takes_verified(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
-        return self.takes(rows, count, num_tokens) and not self._sampler.needs(rows) & EDIT_FEATURES
+        return self._has_room(rows, count, num_tokens) and not self._sampler.needs(rows) & EDIT_FEATURES
+
+    def _has_room(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
+        has_room = num_tokens <= padded(len(rows)) * max(count + 1, MAX_NEW_TOKENS)
+        return has_room and count <= MAX_KEPT_DRAFTS and not self._sampler.needs(rows) & Features.ON_HOST
 
     def run(
         self,
@@ -65,13 +72,15 @@ class DraftChain:
         self._sampler.upload()
         features = self._sampler.needs(rows)
         self._sampler.reserve(features)
-        arrays = [*self._arrays(batch, rows, count), kept_places(rows, count, target)]
+        tokens_of_seq = max(count + 1, next_power_of_two(-(-batch.num_tokens // padded(len(rows)))))
+        arrays = [*self._arrays(batch, rows, count, tokens_of_seq), kept_places(rows, count, target)]
         num_arrays = len(arrays)
         arrays += [] if verified is None else padded_lines(verified, len(arrays[0]), padded(len(rows)))
         shapes = [array.shape for array in arrays]
         # Attention takes a few tokens of each sequence at once; where one has read less before, as it takes prompts.
-        fits = self.takes_trees and int(np.diff(batch.seq_starts).max()) <= count + 1
-        max_queries = next_power_of_two(count + 1) if fits else 1
+        longest = max(int(np.diff(batch.seq_starts).max()), count + 1)
+        fits = self.takes_trees and longest <= max(count + 1, MAX_NEW_TOKENS)
+        max_queries = next_power_of_two(longest) if fits else 1
 
         def launch(on_device: Tensor) -> Tensor:
             on_device_arrays = views(on_device, shapes)
@@ -81,7 +90,7 @@ class DraftChain:
             drafts = self._steps(of_steps, features, max_queries).clamp(min=0)  # where none was sampled, any will do
             return target.last.index_copy_(0, kept.flatten().long(), drafts.flatten())
 
-        key = padded(len(rows)), count, features, max_queries, verified is not None
+        key = padded(len(rows)), count, features, max_queries, verified is not None, tokens_of_seq
         is_timed = self._graphs.is_captured(key)  # what is compiled or captured tells nothing
         with torch.inference_mode():
             if verified is not None:
@@ -109,13 +118,13 @@ class DraftChain:
     def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
         return self._trees.run(logits, roots, shape)
 
-    def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int) -> list[Int32]:
+    def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int, tokens_of_seq: int) -> list[Int32]:
         """ids, positions, slots and hidden_rows [T] of the first step; rows, ids of the next step, context_lens and
         logit_rows [S], seq_starts [S + 1], positions, contexts and slots of the next steps [count - 1, S], block_tables
         [S, W]. T and S are padded: no row, slot -1, an empty context, and the last of the hidden states."""
         t, n, s = batch.num_tokens, len(rows), padded(len(rows))
         assert batch.hidden_rows is not None
-        of_tokens = np.zeros((4, s * (count + 1)), np.int32)
+        of_tokens = np.zeros((4, s * tokens_of_seq), np.int32)
         of_tokens[2], of_tokens[3] = -1, len(self._hidden.rows) - 1
         of_tokens[:, :t] = batch.ids, batch.positions, batch.slots, batch.hidden_rows
         of_seqs = np.zeros((4, s), np.int32)

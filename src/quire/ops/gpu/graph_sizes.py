@@ -5,7 +5,8 @@ import math
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
 PREFILL_GRAPH_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
 TREE_GRAPH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens
-CHAIN_GRAPH_SIZES = (2, 4, 8, *TREE_GRAPH_SIZES)  # tokens
+# Tokens: drafts of up to 256 sequences. A step is padded by little, since most of it is bound by its matmuls.
+CHAIN_GRAPH_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MAX_SLOWDOWN = 1.03  # times the milliseconds of a larger size: a size within it keeps its graph, as times vary
 
 

@@ -98,6 +98,7 @@ class GpuProgram:
         if sampler is not None and hidden is not None:
             limits = max_model_len, self._width, batch_invariant
             self.chain = DraftChain(forward, cache, sampler, hidden, *limits)
+        self.step_seconds: dict[int, float] = {}  # by tokens of a step that verifies drafts, with empty contexts
         self._pool: tuple[int, int] | None = None  # memory of the graphs, shared: one is replayed at a time
         self._decode_graphs: dict[bool, dict[int, CapturedGraph]] = {}  # by whether tokens have adapters, then by size
         self._prefill_graphs: dict[int, CapturedGraph] = {}
@@ -231,11 +232,19 @@ class GpuProgram:
         self._decode_graphs[False] = self._drop_slower(self._capture(one, with_adapters=False) for one in inputs)
         if self._adapts:  # steps without adapters have graphs without them
             self._decode_graphs[True] = self._drop_slower(self._capture(one, with_adapters=True) for one in inputs)
+        self.step_seconds = self._time_chains()
 
     def _drop_slower(self, graphs: Iterable[CapturedGraph]) -> dict[int, CapturedGraph]:
         by_size = {graph.inputs.num_tokens: graph for graph in graphs}
         kept = self._agree(drop_slower_sizes({size: graph.milliseconds() for size, graph in by_size.items()}))
         return {size: by_size[size] for size in kept}
+
+    def _time_chains(self) -> dict[int, float]:
+        """Where drafts are verified: seconds by tokens of a step, the first of which has no drafts."""
+        if not self._chain_graphs:
+            return {}
+        graphs = {**dict(list(self._decode_graphs[False].items())[:1]), **self._chain_graphs}
+        return {size: graph.milliseconds() / 1000 for size, graph in graphs.items()}
 
     def _capture(self, inputs: GraphInputs, with_adapters: bool) -> CapturedGraph:
         stream = torch.cuda.Stream()

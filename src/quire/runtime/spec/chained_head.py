@@ -161,11 +161,13 @@ class ChainedHead(HeadProposer):
 
     def propose_ahead(self, verified: Mapping[int, Verified], counts: Mapping[int, int]) -> None:
         """The device goes on behind the drafts that it accepts, while this process still waits to know them."""
-        count, chain = max(counts.values()), self._program.chain
+        count, chain = max(counts[row] for row in verified), self._program.chain
         if chain is None or count > self._num_tokens:
             return
-        if not all(self._can_go_on(row, one, count) for row, one in verified.items()):
-            return
+        can_go_on = {row: one for row, one in verified.items() if self._can_go_on(row, one, count)}
+        if 2 * len(can_go_on) < len(verified) or not can_go_on:
+            return  # the others need a chain of their own
+        verified = can_go_on
         ones = list(verified.values())
         rows = np.fromiter(verified, np.int32, len(verified))
         known = np.array([one.num_known for one in ones], np.int32)

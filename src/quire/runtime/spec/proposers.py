@@ -69,16 +69,16 @@ class Proposers:
             return
         ((name, proposer),) = self._methods
         counts = {row: self._free.get(name, runs[row].quotas.get(name, 0)) for row in known}
-        if not all(counts.values()):
-            return
         verified, line = {}, 0
         for row, num_known in known.items():
             num_drafts = len(drafts.get(row, ()))
-            accepted = self.synthetic.draw(row, num_drafts) if self.synthetic and num_drafts else 0
-            length = num_known + accepted + 1 if self.synthetic else -1
-            verified[row] = Verified(num_known, line, num_drafts + 1, length)
+            if counts[row]:
+                accepted = self.synthetic.draw(row, num_drafts) if self.synthetic and num_drafts else 0
+                length = num_known + accepted + 1 if self.synthetic else -1
+                verified[row] = Verified(num_known, line, num_drafts + 1, length)
             line += num_drafts + 1
-        proposer.propose_ahead(verified, counts)
+        if verified:
+            proposer.propose_ahead(verified, counts)
 
     def propose(self, known: Mapping[int, Int32], runs: Mapping[int, Run]) -> dict[int, list[Proposal]]:
         """By row, all its tokens and the run that sampled the last. -> proposals of the rows that have some"""
