@@ -93,7 +93,7 @@ def test_sockets_nodes_and_gpus_are_counted_and_several_have_a_hint(
     )
     assert "3 NUMA nodes (3 CPUs with 8 GiB, 2 CPUs with 8 GiB, 0 CPUs with 8 GiB), 2 GPUs (NVIDIA H200)" in text
     assert "try --data-parallel-size 2, -tp 2 or -pp 2: an engine, a rank or a stage for each NUMA node" in text
-    assert "an engine on each GPU with --data-parallel-size 2, or a larger model on all with -tp 2" in text
+    assert "an engine on each GPU with --data-parallel-size 2, or a larger model on all with -tp 2 or -pp 2" in text
     assert "; models larger than a GPU with --offload-weights" in text
     alone = machine.devices(tmp_path / "nowhere")
     assert (alone, alone.tensor_parallel_size) == (machine.Devices(1, [], []), 1)

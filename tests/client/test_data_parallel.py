@@ -21,7 +21,7 @@ from quire.client.engine_group import EngineGroup, new_service
 from quire.client.engine_process import EngineProcess
 from quire.client.generate_request import GenerateRequest
 from quire.client.inflight import GenerateStream
-from quire.client.machine_shares import cpu_shares, gpu_shares
+from quire.client.machine_shares import cpu_shares, gpu_shares, num_gpus
 from quire.client.one_model import OneModel
 from quire.client.watchdog import STALL_SECONDS
 from quire.core.errors import BadRequest, EngineFailed, Unsupported
@@ -297,13 +297,16 @@ def test_cpus_and_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch
     assert cpu_shares(2, 3) == [[], []] and cpu_shares(8, None) == [[]] * 8
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     assert gpu_shares(2) == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
-    assert gpu_shares(1, ranks=2) == [{"CUDA_VISIBLE_DEVICES": "3,5"}]
-    with pytest.raises(Unsupported, match=r"data_parallel_size is 2 with 2 ranks each, and \d GPUs are visible"):
-        gpu_shares(2, ranks=2)
+    assert gpu_shares(1, processes=2) == [{"CUDA_VISIBLE_DEVICES": "3,5"}]
+    with pytest.raises(Unsupported, match=r"data_parallel_size is 2 with 2 processes each, and \d GPUs are visible"):
+        gpu_shares(2, processes=2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr("quire.client.machine_shares.DRIVER", tmp_path)
     with pytest.raises(Unsupported, match="data_parallel_size is 2, and 0 GPUs are visible"):
         gpu_shares(2)
+    of_stages = {"pipeline_parallel_size": 3, "tensor_parallel_size": 2}
+    assert num_gpus(EngineOptions(**of_stages)) == 6
+    assert num_gpus(EngineOptions(pipeline_stages="a:1,b:1", tensor_parallel_size=2)) == 2, "the others are elsewhere"
 
 
 def test_what_cannot_be_had_is_refused_by_name(tiny_model: Path) -> None:

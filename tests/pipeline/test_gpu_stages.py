@@ -21,6 +21,7 @@ from engine.test_gpu_states import MODELS as STATES
 from engine.test_gpu_windows import MODELS as WINDOWS
 from models.plain_adapters import write_adapter
 from pipeline.test_processes import stages
+from pipeline.test_tcp import Listener
 from quire.core.errors import EngineFailed
 from quire.core.params import SamplingParams
 from quire.core.request import Request
@@ -174,6 +175,16 @@ def test_streams_go_on_when_a_stage_is_killed(tiny_model: Path) -> None:
     check_that_streams_go_on(
         tiny_model, lambda engine: stages(engine)[0], alone=given, timeout=400, pipeline_parallel_size=2, **given
     )
+
+
+def test_a_stage_that_is_reached_over_tcp(path: Path) -> None:
+    expected = tokens_of(path, 1, enforce_eager=True)
+    listener = Listener(path)
+    try:
+        with engine(path, batch_invariant=True, pipeline_stages=listener.address) as served:
+            assert run(served, requests()) == expected and len(listener.children) == 1
+    finally:
+        listener.stop()
 
 
 def test_stages_of_two_ranks_give_the_tokens_of_one_process(path: Path) -> None:

@@ -97,7 +97,8 @@ class Devices:
             text += "NUMA node"
         if gpus > 1:
             text += (
-                f"; an engine on each GPU with --data-parallel-size {gpus}, or a larger model on all with -tp {gpus}"
+                f"; an engine on each GPU with --data-parallel-size {gpus}, or a larger model on all with -tp {gpus} "
+                f"or -pp {gpus}"
             )
         return text + "; models larger than a GPU with --offload-weights or --cpu-layers" if gpus else text
 

@@ -25,7 +25,7 @@ from quire.client.generate_request import GenerateRequest
 from quire.client.group_adapters import GroupAdapters
 from quire.client.inflight import GenerateStream
 from quire.client.live_client import LiveClient
-from quire.client.machine_shares import cpu_shares, gpu_shares
+from quire.client.machine_shares import cpu_shares, gpu_shares, num_gpus
 from quire.client.prefill_engine import PrefillEngine
 from quire.client.service import ModelInfo, Observer, State
 from quire.client.tasks import check_task
@@ -87,10 +87,7 @@ class EngineGroup:
             self._cluster = RayCluster(count, options)
             return [partial(RayEngine, self._cluster)] * count
         if uses_gpu(options.device):
-            return [
-                partial(EngineProcess, (), environment)
-                for environment in gpu_shares(count, options.tensor_parallel_size)
-            ]
+            return [partial(EngineProcess, (), environment) for environment in gpu_shares(count, num_gpus(options))]
         return [partial(EngineProcess, cpus) for cpus in cpu_shares(count, options.threads)]
 
     # -- starting and stopping

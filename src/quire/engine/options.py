@@ -220,7 +220,7 @@ class EngineOptions:
         False, "each of these processes has whole experts of a MoE model, instead of a part of every expert"
     )
     pipeline_parallel_size: int = option(
-        1, "processes that compute the model one after the other, each with some of its layers; on a CPU"
+        1, "processes that compute the model one after the other, each with some of its layers; on a CPU, or a GPU each"
     )
     pipeline_stages: str | None = option(
         None,

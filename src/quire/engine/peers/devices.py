@@ -4,8 +4,8 @@ from quire.engine.peers.kinds import NoEffect, Only, PeerOption, Renamed
 from quire.engine.peers.reasons import OFF
 
 _OTHER_MACHINES = (
-    "the GPUs of a model are in one machine; on CPUs, run `quire stage MODEL --listen HOST:PORT` on each other one, "
-    "and give their addresses here as pipeline_stages, or let Ray place the stages: pipeline_parallel_size, "
+    "the ranks of a stage are on one machine; run `quire stage MODEL --listen HOST:PORT` on each other one, and give "
+    "their addresses here as pipeline_stages, or let Ray place the stages: pipeline_parallel_size, "
     "distributed_executor_backend ray"
 )
 _OTHER_ENGINES = (

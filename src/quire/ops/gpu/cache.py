@@ -125,10 +125,10 @@ def _slots_do_not_fit(kind: str, count: int, slot_bytes: int) -> DoesNotFit:
 def pinned_pages(spec: KVSpec, num_blocks: int, owner: object) -> tuple[Tensor, ...]:
     """Pages in one range of pinned memory, which is released with `owner`. Not cleared: blocks are written before they
     are read."""
-    if num_blocks == 0:
-        return zero_pages(spec, 0, "cpu")
     layout = page_layout(spec, num_blocks)
     sizes = [-(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT for shape, dtype in layout]
+    if sum(sizes) == 0:  # no blocks, or none with keys and values
+        return zero_pages(spec, num_blocks, "cpu")
     parts = pinned(sum(sizes), owner).split(sizes)
     return tuple(
         part[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
