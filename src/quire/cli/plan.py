@@ -163,7 +163,7 @@ def _check_context(arguments: Namespace, model: "PlannedModel") -> None:
 
 def _plan(arguments: Namespace) -> None:
     from quire.planning.explain import explain
-    from quire.planning.plan import make_plan
+    from quire.planning.planner import make_plan
     from quire.planning.report import as_json, as_text
 
     hardware = _own_share(arguments, read_hardware(arguments))
@@ -199,7 +199,7 @@ def _setup(arguments: Namespace, hardware: "Hardware") -> "Setup":
 
 def _scale(arguments: Namespace, given: Sequence[int]) -> None:
     """One device beside each number of them."""
-    from quire.planning.plan import make_plan
+    from quire.planning.planner import make_plan
     from quire.planning.scaling import as_json, as_text, scaling
 
     hardware = _own_share(arguments, read_hardware(arguments))
@@ -213,7 +213,7 @@ def _scale(arguments: Namespace, given: Sequence[int]) -> None:
 
 def _scale_stages(arguments: Namespace, given: Sequence[int]) -> None:
     """One device beside each number of stages."""
-    from quire.planning.plan import make_plan
+    from quire.planning.planner import make_plan
     from quire.planning.stage_scaling import as_json, as_text, stage_scaling
 
     hardware = _own_share(arguments, read_hardware(arguments))

@@ -25,8 +25,9 @@ from quire.planning.formats import FORMATS, find_format
 from quire.planning.hardware import HARDWARE, PRICE_SOURCE, Hardware, find_hardware, kv_dtype_on
 from quire.planning.memory import EngineLimits, Load
 from quire.planning.packed_bytes import packing_of
-from quire.planning.plan import Plan, Setup, make_plan
+from quire.planning.plan import Plan, Setup
 from quire.planning.planned_model import PlannedModel, plan_model
+from quire.planning.planner import make_plan
 from quire.planning.report import as_json
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import SHAPES, shape_config

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from quire.planning.plan import Plan, Setup, make_plan
+from quire.planning.plan import Plan, Setup
+from quire.planning.planner import make_plan
 
 DEGREES = (2, 4, 8)
 
