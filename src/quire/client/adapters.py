@@ -10,7 +10,8 @@ from itertools import count
 from quire.core.errors import BadCheckpoint, BadRequest, QuireError, Unavailable, UnknownModel, Unsupported
 from quire.core.nearest import nearest
 from quire.engine.messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, ToEngine, UnloadAdapter
-from quire.engine.options import EngineOptions, named_values
+from quire.engine.option import named_values
+from quire.engine.options import EngineOptions
 from quire.hub.adapters import resolve_adapter
 
 

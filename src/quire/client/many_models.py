@@ -16,7 +16,8 @@ from quire.client.one_model import unknown_model
 from quire.client.pulls import Pulls
 from quire.client.service import ModelInfo, Observer, PullProgress, ResolvedModel, ServedModel, State, TextStream
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
-from quire.engine.options import EngineOptions, named_values
+from quire.engine.option import named_values
+from quire.engine.options import EngineOptions
 from quire.engine.start import task_of
 from quire.hub import resolve_model
 from quire.runtime.available_memory import available_memory

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from quire.cli.bench.serve.refused_flags import DATASETS as REFUSED_DATASETS
 from quire.cli.bench.setup import check_minimums
 from quire.cli.parser import UsageError, nearest
-from quire.engine.options import option
+from quire.engine.option import option
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 DATASETS = ("random", "prefix_repetition", "sharegpt", "custom", "burstgpt", "trace", "simulated")
