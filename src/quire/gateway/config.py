@@ -125,12 +125,7 @@ class KeyGroup(Table):
 
     @property
     def limits(self) -> QuotaLimits:
-        return QuotaLimits(
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            tokens_per_day=self.tokens_per_day,
-            max_concurrency=self.max_concurrency,
-        )
+        return QuotaLimits.of(self)
 
 
 class Queue(Table):
