@@ -59,6 +59,35 @@ def run(argv: Sequence[str]) -> int:
         "Show what a model needs, how fast it can be at best, and what it costs, on a machine.",
         EXAMPLES,
     )
+    _add_flags(parser)
+    arguments = parser.parse(argv)
+    take_named(arguments)
+    _check(arguments)
+    given, stages = arguments.tp, arguments.pp
+    arguments.tp, arguments.pp = max(given), max(stages)
+    is_search = arguments.slo is not None
+    if arguments.list:
+        print(_known())
+    elif arguments.calibrate:
+        from quire.cli.calibrate import calibrate_target
+
+        print(calibrate_target(arguments))
+    elif is_search and len(given) > 1:
+        raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
+    elif len(stages) > 1 and (is_search or arguments.tp > 1):
+        raise UsageError("--pp names several numbers of devices", "leave out --slo and --tp")
+    elif len(stages) > 1:
+        _scale_stages(arguments, stages)
+    elif is_search:
+        _search(arguments)
+    elif len(given) > 1:
+        _scale(arguments, given)
+    else:
+        _plan(arguments)
+    return 0
+
+
+def _add_flags(parser: Parser) -> None:
     add_target_flags(parser, several_degrees=True)
     words = "stages of layers, one device after the other; several, as 2,4,8: a table of what each would gain"
     parser.add_argument(*PP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
@@ -102,37 +131,16 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    arguments = parser.parse(argv)
-    take_named(arguments)
-    given, stages = arguments.tp, arguments.pp
-    for flag, numbers in (("--tp", given), ("--pp", stages)):
+
+
+def _check(arguments: Namespace) -> None:
+    for flag, numbers in (("--tp", arguments.tp), ("--pp", arguments.pp)):
         if min(numbers) < 1 or len(set(numbers)) < len(numbers):
             raise UsageError(f"{flag} is {','.join(map(str, numbers))}", "name numbers of at least 1, each once")
-    arguments.tp, arguments.pp = max(given), max(stages)
     check_price(arguments)
     _check_drafts(arguments)
     if arguments.max_loras and arguments.max_lora_rank < 1:
         raise UsageError(f"--max-lora-rank is {arguments.max_lora_rank}", "it must be at least 1")
-    is_search = arguments.slo is not None
-    if arguments.list:
-        print(_known())
-    elif arguments.calibrate:
-        from quire.cli.calibrate import calibrate_target
-
-        print(calibrate_target(arguments))
-    elif is_search and len(given) > 1:
-        raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
-    elif len(stages) > 1 and (is_search or arguments.tp > 1):
-        raise UsageError("--pp names several numbers of devices", "leave out --slo and --tp")
-    elif len(stages) > 1:
-        _scale_stages(arguments, stages)
-    elif is_search:
-        _search(arguments)
-    elif len(given) > 1:
-        _scale(arguments, given)
-    else:
-        _plan(arguments)
-    return 0
 
 
 def _check_drafts(arguments: Namespace) -> None:
