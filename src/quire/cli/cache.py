@@ -74,7 +74,7 @@ def _root(path: str | None) -> Path:
         raise UsageError("which directory?", "name the one that engines have as --kv-disk-path")
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise BadRequest(f"there is no directory {root}")
+        raise BadRequest(f"there is no directory {root}", "name the one that engines have as --kv-disk-path")
     return root
 
 

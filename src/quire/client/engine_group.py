@@ -214,8 +214,8 @@ def _check(options: EngineOptions, num_prefill: int) -> None:
         )
     if num_prefill and options.data_parallel_size > 1:
         raise BadRequest(
-            f"data_parallel_size is {options.data_parallel_size}, and there are prefill_engines",
-            "give the number of engines that answer as decode_engines",
+            f"data_parallel_size is {options.data_parallel_size}, and prefill_engines is {num_prefill}",
+            "beside prefill engines, the number of engines that answer is decode_engines",
             param="data_parallel_size",
         )
     if options.stage_addresses and (num_prefill or options.data_parallel_size > 1):

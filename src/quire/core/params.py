@@ -144,7 +144,7 @@ class SamplingParams:
         self._check_logprobs()
         self._check_beams()
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise BadRequest(f"seed is {self.seed}, and 64 bits are kept", param="seed")
+            raise BadRequest(f"seed is {self.seed}, and it must fit in 64 bits", param="seed")
 
     def _check_counts(self) -> None:
         _at_least("n", self.n, 1)
@@ -208,7 +208,11 @@ class SamplingParams:
             return
         _between("beam_width", self.beam_width, 1, MAX_SAMPLES)
         if self.n > self.beam_width:
-            raise BadRequest(f"n is {self.n} and beam_width is {self.beam_width}", param="n")
+            raise BadRequest(
+                f"n is {self.n}, and {self.beam_width} beams give no more results",
+                "ask for a larger beam_width",
+                param="n",
+            )
         if self.logprob_token_ids:
             raise BadRequest(
                 "logprob_token_ids is given, and a beam search knows the logprobs of its best continuations alone",

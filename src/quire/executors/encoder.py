@@ -146,7 +146,7 @@ class EncoderExecutor:
 def truncate_embedding(embedding: Float32, dimensions: int) -> Float32:
     """The first `dimensions` numbers, normalized again (Matryoshka embeddings)."""
     if not 0 < dimensions <= len(embedding):
-        raise BadRequest(f"dimensions is {dimensions}", f"vectors have {len(embedding)}", param="dimensions")
+        raise BadRequest(f"dimensions is {dimensions}", f"give 1 to {len(embedding)}", param="dimensions")
     return unit_length(embedding[:dimensions])
 
 

@@ -94,9 +94,7 @@ def layer_kinds(hf: CheckpointConfig, layers: int, default: Sequence[str]) -> tu
 
 def interval_kinds(hf: CheckpointConfig, layers: int) -> tuple[str, ...]:
     """By `layer_types`; without it, every `full_attention_interval`-th layer has attention."""
-    interval = hf.int("full_attention_interval", 4)
-    if interval < 1:
-        raise BadCheckpoint(f"full_attention_interval is {interval}")
+    interval = hf.int("full_attention_interval", 4, minimum=1)
     default = [LINEAR if (layer + 1) % interval else ATTENTION for layer in range(layers)]
     return layer_kinds(hf, layers, default)
 

@@ -83,9 +83,7 @@ def config(hf: CheckpointConfig) -> Gemma3nConfig:
     hf = translate(hf.with_values({"rope_local_base_freq": hf.get("rope_local_base_freq", 10_000.0)}), FAMILY)
     base = llama.config_fields(hf, FAMILY)
     layers, sources = base["layers"], kv_sources(hf, base["windows"])
-    streams = hf.int("altup_num_inputs", 4)
-    if streams < 2:
-        raise BadCheckpoint(f"altup_num_inputs is {streams}")
+    streams = hf.int("altup_num_inputs", 4, minimum=2)
     return Gemma3nConfig(
         **base | {"kinds": kinds(sources)},
         sources=sources,

@@ -77,9 +77,7 @@ def window_by_pattern(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
         window = hf.int("sliding_window", 0)
         local = [letters[layer % len(letters)] == "L" and layer < layers - 1 for layer in range(layers)]
         return tuple(window if is_local else 0 for is_local in local)
-    period = hf.int("sliding_window_pattern")
-    if period < 1:
-        raise BadCheckpoint(f"sliding_window_pattern is {period}")
+    period = hf.int("sliding_window_pattern", minimum=1)
     return window_except_every(period)(hf, layers)
 
 
@@ -92,9 +90,7 @@ def rope_everywhere(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[boo
 
 def rope_as_listed(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """`no_rope_layers` has a 0 for each layer without rope; by default that is every `no_rope_layer_interval`-th."""
-    interval, layers = hf.int("no_rope_layer_interval", 4), len(windows)
-    if interval < 1:
-        raise BadCheckpoint(f"no_rope_layer_interval is {interval}")
+    interval, layers = hf.int("no_rope_layer_interval", 4, minimum=1), len(windows)
     listed = hf.list("no_rope_layers", [(layer + 1) % interval for layer in range(layers)])
     if len(listed) != layers:
         raise BadCheckpoint(f"no_rope_layers lists {len(listed)} layers, and there are {layers}")
@@ -128,9 +124,7 @@ def rope_by_type(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, 
 
 def experts_by_step(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
     """In every `decoder_sparse_step`-th layer that `mlp_only_layers` does not list."""
-    dense, step = hf.list("mlp_only_layers", []), hf.int("decoder_sparse_step", 1)
-    if step < 1:
-        raise BadCheckpoint(f"decoder_sparse_step is {step}")
+    dense, step = hf.list("mlp_only_layers", []), hf.int("decoder_sparse_step", 1, minimum=1)
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
 
 

@@ -42,9 +42,7 @@ def intermediate_size(hf: CheckpointConfig) -> int:
     size = int(2 * size / 3)
     if hf.get("block_ffn_dim_multiplier", 1.0) is None:
         return size
-    unit = hf.int("block_multiple_of", 256)
-    if unit < 1:
-        raise BadCheckpoint(f"block_multiple_of is {unit}")
+    unit = hf.int("block_multiple_of", 256, minimum=1)
     return -(-int(hf.float("block_ffn_dim_multiplier", 1.0) * size) // unit) * unit
 
 

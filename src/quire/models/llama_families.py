@@ -163,7 +163,7 @@ def gemma2_scales(hf: CheckpointConfig) -> dict[str, float]:
     if "query_pre_attn_scalar" in hf:
         width = hf.float("query_pre_attn_scalar")
         if width <= 0:
-            raise BadCheckpoint(f"query_pre_attn_scalar is {width}")
+            raise BadCheckpoint(f"{hf.source}: query_pre_attn_scalar is {width}, and it must be above 0")
         scales["score_scale"] = 1 / sqrt(width)
     return scales
 

@@ -94,7 +94,7 @@ def dt_limit(hf: CheckpointConfig) -> tuple[float, float]:
     ends = hf.list("time_step_limit", [0.0, float("inf")])
     numbers = [float(end["__float__"] if isinstance(end, dict) else end) for end in ends]
     if len(numbers) != 2 or not 0 <= numbers[0] <= numbers[1]:
-        raise BadCheckpoint(f"time_step_limit is {ends}")
+        raise BadCheckpoint(f"time_step_limit is {ends}, and not two numbers, the lower one first")
     return numbers[0], numbers[1]
 
 

@@ -260,7 +260,10 @@ class EagerOps:
         self._kv[layer] = (np.concatenate((latent, k_rope), axis=1), latent)
 
     def write_index_key(self, k: Floats, batch: Any, layer: int) -> None:
-        raise Unsupported("texts that are longer than what an indexer chooses (index_topk)", "use shorter texts")
+        raise Unsupported(
+            "a calibration text with more tokens than the indexer of the model chooses (index_topk)",
+            "use shorter texts",
+        )
 
     def mla_attention(
         self, q_latent: Floats, q_rope: Floats, batch: EagerBatch, layer: int, scale: float, chosen: None = None

@@ -38,7 +38,7 @@ class DryBreakers:
                     whole.update(one.heads)
         if (num_ids := sum(len(one.heads) for one in found)) > self._vocab_size:
             raise BadRequest(
-                f"the sequence breakers can be written with {num_ids} first tokens, and {self._vocab_size} are allowed",
+                f"{num_ids} tokens can begin one of the sequence breakers, and {self._vocab_size} are allowed in all",
                 "give fewer or shorter ones",
                 param="dry_sequence_breakers",
             )

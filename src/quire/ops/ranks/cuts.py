@@ -139,7 +139,7 @@ def check_size(size: int, heads: int, model: str = "the model") -> None:
     most = min(heads, MAX_RANKS)
     if size > most:
         raise BadRequest(
-            f"tensor_parallel_size is {size}, and {model} has {heads} attention heads, which are not divided"
+            f"tensor_parallel_size is {size}, and {model} has {heads} attention heads, which stay whole"
             if most == heads
             else f"tensor_parallel_size is {size}, and there are {MAX_RANKS} ranks at most",
             f"use 1 to {most}",
