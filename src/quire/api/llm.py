@@ -208,7 +208,7 @@ class LLM:
         *,
         use_tqdm: bool | None = None,
     ) -> "list[PoolingRequestOutput[PoolingOutput]]":
-        """The same as arrays."""
+        """What `embed` computes, as arrays."""
         return self._as_pooler().encode(prompts, pooling_params)
 
     def score(

@@ -84,7 +84,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _has_blocks(folder: Path) -> bool:
-    """Of a model whose description is lost."""
+    """Whether a folder without a description holds the blocks of a model."""
     return all(digit in hexdigits for digit in folder.name) and any(folder.glob("*/*/*.kv"))
 
 

@@ -224,7 +224,7 @@ class _RoundClient:
         self._prefixes: dict[Round, list[list[int]]] = {}  # of each round
 
     def serve(self, rounds: "Sequence[Round]", end: float, advance: Callable[[], Any]) -> None:
-        """Those that are likely to have ended by `end` (time.perf_counter())."""
+        """Serve those requests that are likely to have ended by `end` (time.perf_counter())."""
         for each in rounds:
             now = time.perf_counter()
             if now + self._expected(each) > end:

@@ -143,7 +143,7 @@ class _Flag:
         return text.replace("%", "%%")
 
     def _written_default(self) -> str:
-        """As on the command line."""
+        """The default as the help text shows it: as one would write it on the command line."""
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
         if self.many:

@@ -251,7 +251,7 @@ def _limits(arguments: Namespace, hardware: "Hardware") -> "EngineLimits":
 
 
 def _search(arguments: Namespace) -> None:
-    """What keeps the limits of --slo, the cheapest first."""
+    """Print the configurations that keep the limits of --slo, the cheapest first."""
     from quire.planning.hardware import HARDWARE
     from quire.planning.search import Demand, search
     from quire.planning.search_report import as_json, as_text

@@ -291,7 +291,7 @@ def read_goals(given: Sequence[str]) -> dict[str, float]:
 
 
 def check_lengths(path: Path, arrivals: "list[Arrival]", most: int) -> None:
-    """Of a trace, before it is served."""
+    """Refuse a trace with a request that is longer than the model's context."""
     for arrival in arrivals:
         if (length := len(arrival.prompt_ids) + arrival.output) > most:
             raise UsageError(

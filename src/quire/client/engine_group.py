@@ -146,13 +146,13 @@ class EngineGroup:
 
     @property
     def state(self) -> State:
-        """That of the best engine that answers: it takes the requests."""
+        """The state of the group is that of the best engine that answers, since this one takes the requests."""
         states = self.engine_states
         return "ready" if "ready" in states else states[0]
 
     @property
     def engine_states(self) -> list[State]:
-        """Of the engines that answer."""
+        """The states of the engines that answer; prefill engines are left out."""
         return [client.state for client in self.decode]
 
     async def _kill_stalled(self) -> None:

@@ -76,7 +76,7 @@ class EngineRouter:
         return min(self._open(), key=lambda member: (member.client.tokens_in_flight, member.load)).client
 
     def _open(self) -> list[_Member]:
-        """Those that take a request now, or the next best."""
+        """The engines that take a request now; where none does, those that are the nearest to it."""
         best = min(_openness(member.client) for member in self._members)
         return [member for member in self._members if _openness(member.client) == best]
 

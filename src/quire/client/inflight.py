@@ -55,12 +55,12 @@ class InFlight(Protocol):
 
 
 class RequestOwner(Protocol):
-    """What requests in flight tell their client."""
+    """The client of requests in flight, as far as these tell it what became of them."""
 
     observer: Observer | None
 
     def request_started(self, request: InFlight) -> None:
-        """It has its first output."""
+        """A request has its first output."""
 
     def request_ended(self, request: InFlight) -> None:
         """Called once, however it ended."""

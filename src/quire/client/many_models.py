@@ -250,7 +250,7 @@ class Slot:
             await self.client.drain()
 
     async def loaded(self) -> EngineClient:
-        """Its engine, when it runs. At most max_queued_requests wait for that."""
+        """The model's engine, when it runs. At most max_queued_requests wait for that."""
         if self.client is not None and self.client.state == "stopped":  # it died too often
             self.client = None
         if self.client is None:

@@ -77,7 +77,7 @@ def plan_reply(request: PlanRequest) -> dict[str, Any]:
 
 
 def _plan(request: PlanRequest, model: PlannedModel, kv: KVSpec, hardware: Hardware) -> Plan:
-    """As `quire plan` makes it."""
+    """The same plan that `quire plan` makes."""
     load = Load(users=request.users, context=request.context, prompt=request.prompt, output=request.output)
     limits = EngineLimits(num_loras=request.loras, lora_rank=request.rank, threads=hardware.threads)
     setup = Setup(hardware=hardware, tp=request.tp, limits=limits, price=request.price, eight_bit=not hardware.is_gpu)

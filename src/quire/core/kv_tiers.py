@@ -157,7 +157,7 @@ class KVTiers:
                 plan.saves.append((host, node.key))
 
     def _save_seconds(self, is_idle: bool) -> float:
-        """By which saving a block makes steps longer, where that limits it."""
+        """Seconds by which saving a block makes steps longer; 0 where blocks are saved whatever it takes."""
         is_limited = self._store is not None and not is_idle and not self._write_through
         return self._store.save_seconds() if self._store is not None and is_limited else 0.0
 
@@ -290,7 +290,7 @@ class KVTiers:
         self._fetched_keys.update(key for key, _ in blocks)
 
     def _blocks_of(self, fetch: Fetch) -> list[int]:
-        """Its host blocks, without a host slot."""
+        """The host blocks of a fetch; a host slot, which has a number behind theirs, is left out."""
         return [host for _, host in fetch.blocks if host < self._host.num_blocks]
 
     def _release_host(self, ids: list[int]) -> None:
@@ -389,7 +389,7 @@ class KVTiers:
             self._uncounted.clear()
 
     def stats(self) -> dict[str, TierStats]:
-        """By tier: "host" and "disk", where they are."""
+        """Statistics by tier: "host" and "disk", where these exist."""
         stats = {}
         if self._keep:
             stats["host"] = replace(self._host_stats, stored_bytes=len(self._index) * self._block_bytes)

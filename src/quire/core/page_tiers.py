@@ -172,7 +172,7 @@ class PageTiers(KVTiers):
         self._host.release([self._host_block(host) for host in ids])
 
     def _host_block(self, number: int) -> int:
-        """Of a host block, or of the page of one."""
+        """The host block of a number, which may be that of the block's window page."""
         return number - self._host.num_blocks if number >= self._host.num_blocks else number
 
     # ---- seen from outside

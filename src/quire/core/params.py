@@ -127,7 +127,7 @@ class SamplingParams:
 
     @property
     def needs_masks(self) -> bool:
-        """What was sampled decides which tokens may follow."""
+        """Whether the tokens that were sampled decide which may follow."""
         return self.structured is not None or self.thinking is not None
 
     @property

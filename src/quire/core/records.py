@@ -59,7 +59,7 @@ class SchedulerStats:
 
 
 def merged(stats: Sequence[SchedulerStats]) -> SchedulerStats:
-    """Of several engines as if they were one."""
+    """The statistics of several engines as if these were one."""
     if len(stats) == 1:
         return stats[0]
     total = SchedulerStats()

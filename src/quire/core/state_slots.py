@@ -216,7 +216,7 @@ class StateSlots:
         self.index.add(slot, node)
 
     def _keep(self, node: PrefixNode) -> None:
-        """Its checkpoint is to go beyond the slots."""
+        """Have the checkpoint of a node saved in a tier beyond the slots."""
         self.checkpoint_kept(node)
 
     def _supersede_above(self, node: PrefixNode) -> None:

@@ -47,7 +47,7 @@ class LoadAdapter(msgspec.Struct, tag=True):
 
 
 class UnloadAdapter(msgspec.Struct, tag=True):
-    """As soon as no request uses it."""
+    """Unload an adapter as soon as no request uses it."""
 
     key: str
 

@@ -317,7 +317,7 @@ class EngineOptions:
 
     @property
     def stage_addresses(self) -> tuple[str, ...]:
-        """Of the stages on other machines."""
+        """The addresses at which stages on other machines listen."""
         return tuple(filter(None, (self.pipeline_stages or "").split(",")))
 
     @property
@@ -331,7 +331,7 @@ class EngineOptions:
 
     @property
     def speculation(self) -> "SpecConfig | None":
-        """None: no speculative decoding."""
+        """How draft tokens are proposed; None: no speculative decoding."""
         if all(getattr(self, name) is None for name in SPECULATION):
             return None
         from quire.runtime.spec.config import read_config
@@ -348,7 +348,7 @@ class EngineOptions:
 
     @property
     def kv_events(self) -> "KVEventsConfig | None":
-        """None: no events are published."""
+        """Where events of the prefix cache are published; None: they are not."""
         if self.kv_events_config is None:
             return None
         from quire.engine.kv_events_config import read_kv_events_config
@@ -357,7 +357,7 @@ class EngineOptions:
 
     @property
     def kv_transfer(self) -> TransferConfig | None:
-        """None: the KV cache stays in this engine."""
+        """How KV blocks come from another engine, or go there; None: they stay in this one."""
         return None if self.kv_transfer_config is None else read_transfer_config(self.kv_transfer_config)
 
     @property

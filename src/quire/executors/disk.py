@@ -54,7 +54,7 @@ def host_memory(cache: KVCache, size: KVSize) -> Callable[[int], Buffers]:
 def block_format(
     model: str | Path, options: ExecutorOptions, size: KVSize, cache: KVCache, rank_bytes: Sequence[int] = ()
 ) -> BlockFormat:
-    """What tells the blocks of this engine from those of others."""
+    """The format of this engine's blocks on disk, with what tells them from those of other engines."""
     described = _described(options, size) + (f" of ranks {[*rank_bytes]}" if rank_bytes else "")
     return BlockFormat(
         fingerprint=fingerprint(find_checkpoint(Path(model)), described),

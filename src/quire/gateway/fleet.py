@@ -65,7 +65,7 @@ class WorkerFleet:
         raise UnknownWorker(f"there is no worker {name}", f"the workers are {names}")
 
     def drain(self, name: str) -> Worker:
-        """It gets no new requests; those in flight end."""
+        """Send a worker no new requests; those in flight end."""
         worker = self.find(name)
         worker.draining = True
         log.info("worker %s drains %d requests", worker.name, worker.num_in_flight)

@@ -96,7 +96,7 @@ class KVIndex:
         return self._tier_bits.setdefault(tier, 1 << len(self._tier_bits))
 
     def _place(self, worker: int, name: BlockName) -> int:
-        """Where a block is that the worker has a name for."""
+        """The tiers, as bits, in which a worker has the block of this name."""
         return self._places.get(worker, {}).get(name, POOL_BIT if name in self._names.get(worker, ()) else 0)
 
     def _set_place(self, worker: int, name: BlockName, block: int, place: int) -> None:
@@ -160,7 +160,7 @@ class KVIndex:
         self.holders[block] = self._masks.setdefault(workers, workers)
 
     def clear(self, worker: int) -> None:
-        """It holds nothing; its events go on."""
+        """A worker's cache was cleared; its events go on."""
         names = self._names.get(worker)
         if names:
             for block in names.values():
@@ -169,7 +169,7 @@ class KVIndex:
         self._places.pop(worker, None)
 
     def forget(self, worker: int) -> None:
-        """Its events do not come any more."""
+        """Forget a worker whose events do not come any more."""
         self.clear(worker)
         self.followed &= ~(1 << worker)
         self._names.pop(worker, None)

@@ -116,7 +116,7 @@ class KVListener:
                 self.follower.answered(request, answer)
 
     async def _ask(self, request: ReplayRequest) -> Numbered | None:
-        """None: there was no whole answer."""
+        """Ask for the batches that were missed; None: there was no whole answer."""
         assert self._replay is not None
         messages: asyncio.Queue[Frames] = asyncio.Queue()
         socket = self._context.socket(zmq.DEALER)

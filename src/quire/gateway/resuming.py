@@ -85,7 +85,7 @@ class ResumableScanner(EventScanner):
         return events
 
     def rest(self) -> bytes:
-        """What ends the stream: nothing more is told behind it."""
+        """The bytes that end the stream: nothing is sent behind them."""
         untold, self._untold = self._untold, []
         return b"".join(event + b"\n\n" for event in untold) + super().rest()
 

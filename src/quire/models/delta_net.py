@@ -81,7 +81,7 @@ def read_shape(hf: CheckpointConfig, **options: Any) -> DeltaShape:
 
 
 def layer_kinds(hf: CheckpointConfig, layers: int, default: Sequence[str]) -> tuple[str, ...]:
-    """By `layer_types`."""
+    """The kind of every layer, by `layer_types`."""
     kinds = hf.list("layer_types", list(default))
     if len(kinds) != layers:
         raise BadCheckpoint(f"layer_types lists {len(kinds)} layers, and there are {layers}")

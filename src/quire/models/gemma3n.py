@@ -146,7 +146,7 @@ class StackedLinear:
 
 
 def _stream(c: Gemma3nConfig, name: str, index: int) -> TensorSpec:
-    """What makes a stream of the first, or what is added of it in the end."""
+    """The matrix that makes another stream of the first, or, at the end, what is added to the first of another."""
     if c.stacked_streams:
         return StackedLinear(name, index, c.streams - 1, c.hidden)
     return Linear({f"{name}.{index}": c.hidden}, c.hidden)

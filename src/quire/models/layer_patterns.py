@@ -16,7 +16,7 @@ SparseLayers = Callable[[CheckpointConfig, int], tuple[bool, ...]]  # (config, l
 
 
 def listed_windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """By `layer_types`, which names the kind of every layer."""
+    """The window of every layer, by `layer_types`, which names the kind of each; 0: no window."""
     kinds = hf.list("layer_types")
     if len(kinds) != layers:
         raise BadCheckpoint(f"layer_types lists {len(kinds)} layers, and there are {layers}")
@@ -35,7 +35,7 @@ def window_everywhere(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
 
 
 def window_if_used(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """In every layer, where `use_sliding_window` is set."""
+    """The same window in every layer, where `use_sliding_window` is set."""
     return (window_everywhere if hf.bool("use_sliding_window", False) else full_attention)(hf, layers)
 
 
@@ -115,7 +115,7 @@ def rope_by_theta(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool,
 
 
 def rope_by_type(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, ...]:
-    """In all layers or in none: `position_embedding_type`."""
+    """Whether layers have rope, by `position_embedding_type`: all or none."""
     return (hf.expect("position_embedding_type", "rope", "nope", None) == "rope",) * len(windows)
 
 

@@ -152,7 +152,7 @@ def forward(c: ModernBertConfig, w: ModernBertWeights, ops: OpSet, batch: Any) -
 
 
 def rope_angles(w: ModernBertWeights, ops: OpSet, batch: Any) -> dict[bool, Value]:
-    """Of layers without a window, and with one."""
+    """The angles of layers without a window, and of layers with one."""
     return {local: ops.rope_angles(batch.positions, w.local_rope if local else w.rope) for local in (False, True)}
 
 

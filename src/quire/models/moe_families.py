@@ -43,7 +43,7 @@ class ExpertNames:
     transposed: bool = False  # tensors of all experts are [experts, inputs, outputs]
 
     def is_stored(self, prefix: str, stored: Container[str]) -> bool:
-        """In the layer of this prefix."""
+        """Whether the tensor is stored in the layer of this prefix."""
         return prefix + (f"{self.down.format(0)}.weight" if "{}" in self.down else self.down) in stored
 
 

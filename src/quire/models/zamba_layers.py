@@ -74,7 +74,7 @@ def mamba_layer_specs(c: ModelConfig, mixer_specs: Callable[[str], TensorSpecs])
 
 
 def block_attention_specs(c: ModelConfig) -> TensorSpecs:
-    """Of a shared block: its attention, and both of its norms."""
+    """The tensors of a shared block's attention, and of both its norms."""
     sizes = {"q": c.q_size, "k": c.kv_size, "v": c.kv_size}
     return {
         "attn_norm": Vector("input_layernorm", 2 * c.hidden),

@@ -63,7 +63,7 @@ def rounds_that_fit(max_model_len: int, max_num_seqs: int) -> list[Round]:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Of a request to an idle server. Moments of time.perf_counter()."""
+    """The first token of a request to an idle server. Moments of time.perf_counter()."""
 
     sent: float
     seen: float

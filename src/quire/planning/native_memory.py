@@ -42,7 +42,7 @@ def packed_pages(allocations: Iterable[int]) -> Iterator[int]:
 
 
 def weight_pages(allocations: Iterable[int]) -> int:
-    """The same after the last."""
+    """The bytes of the pages that all packed weights take."""
     return max(packed_pages(allocations), default=0)
 
 

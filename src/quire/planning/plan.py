@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def bubble(self) -> float:
-        """Of a pipeline while it computes a prompt in chunks."""
+        """The bubble of a pipeline while it computes a prompt in chunks."""
         chunks = ceil(self.load.prompt / self.setup.limits.max_num_batched_tokens)
         return pipeline_bubble(self.setup.pp, chunks)
 

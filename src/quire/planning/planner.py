@@ -63,7 +63,7 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
 
 
 def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> MemoryPlan:
-    """Of all devices together: each has a process and activations of its own."""
+    """The memory of all devices together: each has a process and activations of its own."""
     hardware = setup.hardware
     memory = plan_memory(model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes)
     held = 0

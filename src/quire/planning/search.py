@@ -31,7 +31,7 @@ MAX_TRIES = 3  # of a configuration, each with more replicas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is to be served."""
+    """The load that is to be served."""
 
     rate: float  # requests a second
     prompt: int
@@ -221,7 +221,7 @@ def _simulated(demand: Demand, configuration: Configuration) -> Configuration:
 
 
 def _near_misses(failed: list[Configuration], count: int = 5) -> list[Configuration]:
-    """Of hardware that cannot serve, the configuration that misses least."""
+    """For each hardware that cannot serve the load, the configuration that misses it least."""
     nearest: dict[str, Configuration] = {}
     for one in sorted(failed, key=lambda one: one.excess):
         nearest.setdefault(one.hardware.name, one)

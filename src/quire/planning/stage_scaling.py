@@ -61,7 +61,7 @@ class StagesPlan:
 
     @property
     def bubble_when_emptied(self) -> float:
-        """Of a pipeline that is emptied after every step of all users."""
+        """The bubble of a pipeline that is emptied after every step of all users."""
         return pipeline_bubble(self.pp, self.micro_batches)
 
 

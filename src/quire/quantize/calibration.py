@@ -27,7 +27,7 @@ def default_text() -> str:
 
 
 def read_text(path: Path | None) -> str:
-    """None: the default text."""
+    """The text to calibrate with; None: the default one."""
     if path is None:
         return default_text()
     try:

@@ -185,7 +185,8 @@ def _spread(calibrated: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
 
 
 def _with_types(run: QuantizeRun, types: Mapping[str, str], weights: Mapping[str, int]) -> QuantizeRun:
-    """Its method becomes that of most weights, by which a GGUF file is called."""
+    """The run with these types of tensors. Its method is the type of most weights, after which a GGUF file is
+    called."""
     counts: Counter[str] = Counter()
     for name, kind in types.items():
         counts[kind] += weights[name]

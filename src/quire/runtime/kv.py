@@ -49,7 +49,7 @@ class KVSize:
 
     @property
     def state_bytes(self) -> int:
-        """Of all slots of the device."""
+        """The bytes of all state slots of the device."""
         if (states := self.spec.states) is None:
             return 0
         return states.num_slots * states.slot_bytes + states.num_checkpoint_slots * states.checkpoint_bytes

@@ -76,7 +76,7 @@ class DryBreakers:
 
     @cached_property
     def _tokens_by_end(self) -> dict[int, list[tuple[int, bytes]]]:
-        """By their last byte."""
+        """The tokens of the vocabulary, by their last byte."""
         by_end: dict[int, list[tuple[int, bytes]]] = {}
         for token, written in self._tokens:
             if written:

@@ -31,7 +31,7 @@ def trace_roles(family: Family, checkpoint: Checkpoint, config: ModelConfig, spe
 
 
 def trace(load: Load, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec) -> Roles:
-    """Of the model that `load` loads."""
+    """The roles of a model's matrices, found by loading and recording it with shapes instead of weights."""
     ops = RoleOps(_group(config, spec))
     model = load(ops, shapes_of(checkpoint))
     for forward in (model.forward, model.encode):

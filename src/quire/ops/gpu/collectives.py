@@ -68,7 +68,7 @@ class HostExchange:
         self._exchange = RankExchange(group)
 
     def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
-        """In fp32 there, which holds 16-bit floats exactly."""
+        """The columns of all ranks. They travel in fp32, which holds 16-bit floats exactly."""
         return self._exchange.all_columns(x.cpu(), cuts).to(x.device, x.dtype)
 
     def all_rows(self, x: Tensor, own: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class HostExchange:
 
 
 class GroupExchange:
-    """By a process group of torch's: NCCL."""
+    """The exchange between ranks by a process group of torch's: NCCL."""
 
     in_graphs = True
 

@@ -44,7 +44,7 @@ class Copies(Protocol):
         """Copy (target, source) when all that was launched so far is done. -> what to wait for"""
 
     def wait(self, copied: Any) -> None:
-        """What is launched from now on waits for it."""
+        """Let all that is launched from now on wait for a copy."""
 
 
 class LayerCopies:

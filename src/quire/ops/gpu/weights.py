@@ -187,7 +187,7 @@ def _round_to_4_bits(groups: Tensor, scales: Tensor) -> Tensor:
 
 
 def _to_nf4(w: Tensor) -> GroupedWeight:
-    """In groups of 64, as bitsandbytes has them."""
+    """Quantized to NF4 in groups of 64, as bitsandbytes has them."""
     groups = w.float().unflatten(1, (-1, gcd(w.shape[1], NF4_GROUP)))
     scales = groups.abs().amax(2)
     codebook = torch.from_numpy(NF4_VALUES).to(w.device)

@@ -46,7 +46,7 @@ class NativeCache:
 
     @property
     def _host_parts(self) -> list[Bytes]:
-        """What host blocks have of pages, and of the keys of indexers."""
+        """The arrays of host blocks: what these have of pages, and of the keys of indexers."""
         return np.split(self._host[:, : self.spec.block_bytes], [self._blocks.shape[1]], axis=1)
 
     @property

@@ -30,7 +30,7 @@ def whole(total: int) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class HeadRange:
-    """Of one rank: query heads, and the KV heads that they read."""
+    """The query heads of one rank, and the KV heads that they read."""
 
     first: int
     count: int
@@ -39,7 +39,7 @@ class HeadRange:
 
     @property
     def num_columns(self) -> int:
-        """Of queries, keys and values, in heads."""
+        """The columns of queries, keys and values, counted in heads."""
         return self.count + 2 * self.num_kv
 
 
@@ -125,7 +125,7 @@ def _by_heads(rank: int, size: int, heads: int, group: int) -> HeadRange:
 
 
 def state_columns(first: int, count: int, heads: int, columns: int) -> Cut:
-    """Of some heads of a recurrence, in a value of all heads."""
+    """The columns of some heads of a recurrence, in a value of all heads."""
     return replace(_heads(first, count, heads, columns), of_states=True)
 
 

@@ -91,7 +91,7 @@ class RankForward:
         return x.local if x.cuts else self._ops.scale(x.local, 1.0)
 
     def _columns(self, x: RankValue) -> int:
-        """Of all ranks together."""
+        """The columns that a value has in all ranks together."""
         if x.cuts:
             return sum(cut.total for cut in x.cuts)
         return x.local.columns if hasattr(x.local, "columns") else int(x.local.shape[-1])
@@ -319,7 +319,7 @@ class RankForward:
         return self._by_column(self._ops.mul, x, y)
 
     def split(self, x: RankValue, sizes: Sequence[int]) -> tuple[RankValue, ...]:
-        """Of a divided value: at the bounds of its fields."""
+        """Split a divided value at the bounds of its fields."""
         if not x.cuts:
             return tuple(RankValue(part) for part in self._ops.split(x.local, sizes))
         ends = list(accumulate(cut.total for cut in x.cuts))

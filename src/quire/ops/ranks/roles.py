@@ -25,7 +25,7 @@ Kind = Literal["even", "heads", "kv_heads", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Of some neighbouring outputs of a matrix. `all`: every rank computes them."""
+    """What some neighbouring outputs of a matrix are, and so how ranks share them. `all`: every rank computes them."""
 
     kind: Kind
     heads: int = 0
@@ -60,7 +60,7 @@ class Outputs:
             self.roles[first, end] = EVEN
 
     def cuts(self, index: RankIndex) -> tuple[Cut, ...]:
-        """Of every field, in order."""
+        """The cuts of every field, in order."""
         bounds = sorted(self.bounds | {0, self.num_outputs})
         return tuple(self.roles.get(field, EVEN).cut(index, field[1] - field[0]) for field in pairwise(bounds))
 
@@ -125,7 +125,7 @@ class RoleOps:
         return np.zeros((tensor.num_columns, tensor.shape[0]), np.float32)
 
     def draft_vocabulary(self, tokens: Int32, vocab: int) -> None:
-        """It decides nothing."""
+        """A draft vocabulary does not decide how a matrix is divided."""
 
     def table(self, tensor: StoredTensor) -> RecordedTable:
         self.roles.tables.append(False)

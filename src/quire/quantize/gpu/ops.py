@@ -81,7 +81,7 @@ class ObservedOps(TorchOps):
         self.kv_largest: dict[int, tuple[Tensor, Tensor]] = {}  # shared by all batches
 
     def for_batch(self, hook: MatmulHook) -> "ObservedOps":
-        """The same weights, for a forward pass with places of its own."""
+        """These ops with the same weights, for a forward pass with values of its own."""
         ops = copy(self)
         ops._hook, ops._kv, ops._sources = hook, {}, copy(self._sources)
         ops._sources.begin()

@@ -63,7 +63,7 @@ class PrefillDone:
 
 @dataclass(slots=True)
 class PrefillGivenUp:
-    """Its engine does not answer. It may still write: PrefillDone comes later."""
+    """The engine of a prefill does not answer. It may still write: PrefillDone comes later."""
 
     prefill_id: int
 

@@ -148,7 +148,7 @@ class AttentionOps:
         write_index_key(columns.stored(), columns.angles, batch.slots, batch.cache.index_keys[layer])
 
     def top_positions(self, q: GpuValue, weights: GpuValue, batch: GpuBatch, layer: int) -> Tensor:
-        """As slots of the cache, which are the same in all layers."""
+        """The positions that score best, as slots of the cache, which are the same in all layers."""
         queries = as_columns(q)
         assert queries.norm is None
         page = batch.cache.index_keys[layer]
