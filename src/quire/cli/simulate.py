@@ -226,7 +226,7 @@ def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
 def _draft_times(
     arguments: Namespace, options: EngineOptions, hardware: "Hardware", draft: "Draft", target: "Calibration | None"
 ) -> "tuple[StepTimes, str]":
-    """Of the steps that draft: measured like those of the model, or computed. -> also what they are"""
+    """The times of the steps that draft: measured like those of the model, or computed. -> also what they are"""
     from quire.cli.calibrate import kept_calibration
 
     if target is None:

@@ -20,7 +20,7 @@ Encode = Callable[[EncodeRequest, float | None], Awaitable[list["array[float]"]]
 
 
 def new_encode_service(path: Path, tokenizer: Tokenizer, ready: Ready, encode: Encode, task: str) -> "EncodeService":
-    """Of the checkpoint there, whose engine is ready. `task`: what it was started for."""
+    """A service of the checkpoint there, whose engine is ready. `task`: what it was started for."""
     from quire.weights.checkpoint import find_checkpoint
     from quire.weights.sentence_modules import read_sentence_modules
 

@@ -83,8 +83,9 @@ class EngineRouter:
     # -- where it goes on
 
     def _engine_died(self, dead: _Member) -> None:
-        """Its requests go on elsewhere at once, but for those that it may have died of: these wait for its successor,
-        so that they take no other engine with them. So do those that were taken from all others."""
+        """The requests of an engine that died go on elsewhere at once, but for those that it may have died of: these
+        wait for its successor, so that they take no other engine with them. So do those that were taken from all
+        others."""
         self._known.forget(dead.bit)
         others = [member for member in self._members if member is not dead and member.client.state == "ready"]
         num_moved = 0

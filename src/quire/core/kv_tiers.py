@@ -47,7 +47,7 @@ class BlockStore(Protocol):
         """How much longer steps take because one block is saved beside them; 0: no longer."""
 
     def touch(self, keys: Many[BlockKey]) -> None:
-        """These blocks, one behind the other, are used in the pool: others are to be removed first."""
+        """Blocks, one behind the other, are used in the pool: others are to be removed first."""
 
     def clear(self, tenant: bytes) -> None:
         """Forget the blocks of a tenant, given its digest."""

@@ -127,7 +127,7 @@ class StateTiers(KVTiers):
             self._states.start_from_host(seq, found.host)
 
     def _path_keys(self, seq: Sequence, start: int) -> list[BlockKey]:
-        """Of all full blocks of a waiting sequence, whose first `start` are in the pool."""
+        """The keys of all full blocks of a waiting sequence, whose first `start` are in the pool."""
         path, node = [], seq.node if start else None
         for _ in range(start):
             assert node is not None

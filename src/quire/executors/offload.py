@@ -78,7 +78,8 @@ class OffloadExecutor(LocalExecutor):
 
 
 def expected_bytes(options: ExecutorOptions, num_weights: int, stored_bytes: int) -> float:
-    """Of the matrices on the device: as they are stored, unless they are converted. No weight is loaded yet."""
+    """The bytes of the matrices on the device: as they are stored, unless they are converted. No weight is loaded
+    yet."""
     if bits := QUANTIZED_BITS.get(options.quantization or ""):
         return num_weights * bits / 8
     floats = num_weights * FLOAT_BYTES[options.gpu_dtype]  # wider ones are converted

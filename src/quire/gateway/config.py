@@ -288,7 +288,7 @@ def kv_problems(worker: WorkerEntry) -> Iterator[str]:
 
 
 def server_tls(config: GatewayConfig) -> ssl.SSLContext | None:
-    """Of the main listener. Raises OSError or ValueError if a file cannot be used."""
+    """TLS of the main listener. Raises OSError or ValueError if a file cannot be used."""
     if config.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -44,7 +44,8 @@ class KVIndex:
         return set(self._names.get(worker, {}).values())
 
     def longest(self, blocks: Sequence[int], workers: int) -> tuple[int, int]:
-        """As `KnownPrefixes`. Engines evict the last blocks of a prefix first, so bisection finds its end."""
+        """The longest known prefix, as in `KnownPrefixes`. Engines evict the last blocks of a prefix first, so
+        bisection finds its end."""
         known, depth, beyond, holding = self.holders, 0, len(blocks) + 1, 0
         while beyond - depth > 1:
             middle = (depth + beyond) // 2

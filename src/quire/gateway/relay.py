@@ -16,7 +16,7 @@ STREAM_TYPES = (SSE, b"application/x-ndjson")
 
 
 def scanner_for(media_type: bytes, delivered: DeliveredStream | None, drop_usage: bool) -> EventScanner | None:
-    """Of such a response; None unless it is a stream. `delivered`: of one that can go on elsewhere."""
+    """The scanner of such a response; None unless it is a stream. `delivered`: of one that can go on elsewhere."""
     if not media_type.startswith(STREAM_TYPES):
         return None
     if delivered is not None:

@@ -63,7 +63,8 @@ async def serve_gateway(
 
 
 def _listening_sockets(config: GatewayConfig) -> list[socket.socket]:
-    """Of both listeners. They listen at once: two can be bound to one port, and only one of them can listen."""
+    """The sockets of both listeners. They listen at once: two can be bound to one port, and only one of them can
+    listen."""
     places = [("", config.host, config.port), ("admin-", config.admin_host, config.admin_port)]
     sockets = []
     with ExitStack() as opened:

@@ -68,7 +68,8 @@ class Worker:
             self.cards = {name: self.cards.get(name, {"id": name}) for name in entry.models}
 
     def take_over(self, other: "Worker", draining: bool) -> None:
-        """The same server was known with other settings: it is as healthy as it was, until it is asked again."""
+        """Take over the health of `other`, the same server under other settings. It is as healthy as it was, until it
+        is asked again."""
         self.healthy, self.ready, self.checked = other.healthy, other.ready, other.checked
         self.is_quire, self.resumes = other.is_quire, other.resumes
         self.draining = draining

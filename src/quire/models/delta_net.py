@@ -93,7 +93,7 @@ def layer_kinds(hf: CheckpointConfig, layers: int, default: Sequence[str]) -> tu
 
 
 def interval_kinds(hf: CheckpointConfig, layers: int) -> tuple[str, ...]:
-    """By `layer_types`; without it, every `full_attention_interval`-th layer has attention."""
+    """The kind of every layer, by `layer_types`; without it, every `full_attention_interval`-th layer has attention."""
     interval = hf.int("full_attention_interval", 4, minimum=1)
     default = [LINEAR if (layer + 1) % interval else ATTENTION for layer in range(layers)]
     return layer_kinds(hf, layers, default)
@@ -164,7 +164,7 @@ def state_specs(s: DeltaShape, conv: ConvWeight, rates: TensorSpec, biases: Vect
 
 
 def gates(parts: Mapping[str, Any], hidden: int) -> Linear:
-    """Of beta and decay: small matrices, whose errors every later token would see."""
+    """The matrices of beta and decay: small matrices, whose errors every later token would see."""
     return Linear(parts, hidden, keep=Keep.ALL)
 
 

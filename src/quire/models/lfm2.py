@@ -80,7 +80,8 @@ def hybrid_fields(hf: CheckpointConfig, fields: dict[str, Any]) -> dict[str, Any
 
 
 def layer_kinds(hf: CheckpointConfig, layers: int) -> tuple[str, ...]:
-    """By `layer_types` or, in older configurations, `full_attn_idxs`; without either, attention in all layers."""
+    """The kind of every layer, by `layer_types` or, in older configurations, `full_attn_idxs`; without either,
+    attention in all layers."""
     attending = hf.list("full_attn_idxs", list(range(layers)))
     kinds = hf.list("layer_types", [ATTENTION if layer in attending else CONV for layer in range(layers)])
     if len(kinds) != layers:

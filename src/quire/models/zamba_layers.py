@@ -59,7 +59,7 @@ def top_specs(c: ModelConfig) -> TensorSpecs:
 
 
 def mamba_layer_specs(c: ModelConfig, mixer_specs: Callable[[str], TensorSpecs]) -> dict[str, TensorSpecs]:
-    """By the prefix of their names. `mixer_specs`: of a mixer, by its name in the layer."""
+    """The tensors of all layers by the prefix of their names. `mixer_specs`: of a mixer, by its name in the layer."""
     specs: dict[str, TensorSpecs] = {}
     for layer, kind in enumerate(c.kinds):
         inner = "mamba_decoder." if kind == HYBRID else ""

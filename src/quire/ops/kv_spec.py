@@ -83,7 +83,7 @@ class StateSpec:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of a checkpoint, of all layers. Numbers of an int8 one are padded to whole groups."""
+        """The bytes of a checkpoint, which has all layers. Numbers of an int8 one are padded to whole groups."""
         if self.checkpoint_dtype != "int8":
             return self.slot_bytes // (2 if self.checkpoint_dtype == "bfloat16" else 1)
         return -(-self.slot_bytes // 4 // CHECKPOINT_GROUP) * (CHECKPOINT_GROUP + 4)

@@ -40,7 +40,8 @@ def tp_that_fits(plan: Plan) -> int | None:
 
 
 def _replicas(plan: Plan) -> list[Advice]:
-    """As many engines as the rate needs, at 70 % of the ceiling: queues grow without bound before it is reached."""
+    """Advice to run as many engines as the rate needs, at 70 % of the ceiling: queues grow without bound before it is
+    reached."""
     if plan.setup.rate is None:
         return []
     wanted = plan.setup.rate * plan.load.output

@@ -74,7 +74,7 @@ def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Dr
 
 
 def _speculation(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> SpeculationTable:
-    """By the step times that `quire simulate` computes, with every user decoding.
+    """What drafts would gain, by the step times that `quire simulate` computes, with every user decoding.
 
     With async scheduling, sequences that wait for their drafts miss the step that is planned meanwhile, which others
     have: steps of groups take turns."""

@@ -54,7 +54,7 @@ class StoredFormat:
 
 
 def stored_floats_type(config: CheckpointConfig) -> StorageType:
-    """Of matrices that are not quantized, as `dtype` says, or `torch_dtype`; without these, bfloat16."""
+    """The type of matrices that are not quantized, as `dtype` says, or `torch_dtype`; without these, bfloat16."""
     sections = [config, *(config.section(name) for name in ("text_config", "llm_config") if name in config)]
     given = next((part.get(key) for part in sections for key in ("dtype", "torch_dtype") if key in part), None)
     return _FLOATS.get(str(given).removeprefix("torch."), BF16)

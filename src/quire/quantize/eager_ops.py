@@ -122,7 +122,8 @@ class EagerOps:
         self.kv_largest: dict[int, tuple[float, float]] = {}
 
     def for_pass(self, hook: MatmulHook | None = None) -> "EagerOps":
-        """The same weights, for a forward pass with places of its own. `hook`: in place of the usual one."""
+        """These ops with the same weights, for a forward pass with places of its own. `hook`: in place of the usual
+        one."""
         ops = copy(self)
         ops.hook, ops._kv, ops._sources = hook or self.hook, {}, copy(self._sources)
         ops._sources.begin()

@@ -118,7 +118,7 @@ class BatchRows:
     def moved_slots(
         self, row: int, position: int, drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """Of a tree of drafts from that place on, the slots of the accepted ones: (where they are, where a chain has
+        """In a tree of drafts from that place on, the slots of the accepted ones: (where they are, where a chain has
         them). Before `settle`."""
         path = accepted_path(drafts, parents, tokens)
         return [

@@ -243,7 +243,7 @@ def _num_host_slots(host_bytes: int, seq_bytes: int, slot_bytes: int) -> int:
 
 
 def sequence_state_bytes(states: StateSpec | None) -> int:
-    """Of the slots that go with a sequence: `OWN_SLOTS` for its states, the others for checkpoints."""
+    """The bytes of the slots that go with a sequence: `OWN_SLOTS` for its states, the others for checkpoints."""
     if states is None:
         return 0
     return OWN_SLOTS * states.slot_bytes + (SLOTS_A_SEQUENCE - OWN_SLOTS) * states.checkpoint_bytes

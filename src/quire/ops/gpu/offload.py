@@ -178,7 +178,7 @@ def _placed(offloaded: Sequence[OffloadedTensor], buffer: Tensor) -> list[tuple[
 
 
 def tensors_in(packed: Any) -> Iterator[Tensor]:
-    """Of a weight as a backend keeps it: tensors, or dataclasses and lists of them."""
+    """The tensors of a weight as a backend keeps it: tensors, or dataclasses and lists of them."""
     if isinstance(packed, Tensor):
         yield packed
     elif is_dataclass(packed):

@@ -61,7 +61,8 @@ def load_floats(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) 
 
 
 def quantization_for(parts: Sequence[StoredTensor], requested: str | None, keep: Keep) -> str | None:
-    """As `quantization_of`. With w4a8, what is quantized already and keeps its bits stays as it is."""
+    """The quantization of a matrix, as `quantization_of` says. With w4a8, what is quantized already and keeps its bits
+    stays as it is."""
     if requested == "w4a8" and keep is not Keep.NOTHING and parts[0].type.name not in FLOATS:
         return None
     return quantization_of(requested, keep)

@@ -135,7 +135,7 @@ class NativeCache:
         return int(self._page_of[block]) * self.spec.block_size + offset
 
     def _index_views(self) -> list[TokenView]:
-        """As `_token_views`, of the keys of indexers."""
+        """Views of the keys of indexers, as `_token_views` has them of pages."""
         if self.spec.index is None:
             return []
         keys = self._index_blocks.reshape(self.num_blocks, self.spec.num_layers, self.spec.block_size, -1)

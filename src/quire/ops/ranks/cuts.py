@@ -99,9 +99,9 @@ class RankIndex:
 
 @cache
 def head_ranges(heads: int, kv_heads: int, size: int) -> list[HeadRange]:
-    """Of every rank. A rank has whole KV heads and all query heads that share them (or a part, where there are fewer KV
-    heads than ranks), unless the largest part is smaller when query heads are divided evenly: two ranks then have the
-    KV head between them."""
+    """The heads of every rank. A rank has whole KV heads and all query heads that share them (or a part, where there
+    are fewer KV heads than ranks), unless the largest part is smaller when query heads are divided evenly: two ranks
+    then have the KV head between them."""
     group = heads // kv_heads
     layouts = [[layout(rank, size, heads, group) for rank in range(size)] for layout in (_by_kv_heads, _by_heads)]
     return min(layouts, key=lambda ranges: max(one.num_columns for one in ranges))

@@ -124,7 +124,8 @@ class RankOps:
         return RankCache(spec, self.backend.new_cache(self.own_spec(spec), num_blocks, num_host_blocks))
 
     def own_spec(self, spec: KVSpec, index: RankIndex | None = None) -> KVSpec:
-        """Of a rank's part of a cache: of this one's, if none is named. A latent cache is the same on every rank."""
+        """The spec of a rank's part of a cache: of this one's, if none is named. A latent cache is the same on every
+        rank."""
         index = index or self.index
         heads, own = self._roles.group * spec.num_kv_heads, spec
         if spec.num_layers:

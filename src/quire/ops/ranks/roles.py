@@ -48,7 +48,7 @@ EVEN = Role("even")
 
 @dataclass(slots=True)
 class Outputs:
-    """Of one matrix: where they are divided into fields, and the roles of the fields that have one."""
+    """The outputs of one matrix: where they are divided into fields, and the roles of the fields that have one."""
 
     num_outputs: int
     bounds: set[int] = field(default_factory=set)
@@ -67,7 +67,7 @@ class Outputs:
 
 @dataclass(slots=True)
 class Roles:
-    """Of the weights of a model, by their numbers: the order in which they are packed."""
+    """The roles of a model's weights, by their numbers: the order in which they are packed."""
 
     matrices: list[Outputs] = field(default_factory=list)
     tables: list[bool] = field(default_factory=list)  # for each embedding table: whether it is of token ids
@@ -79,7 +79,8 @@ class Roles:
     state_groups: int = 0  # of the heads of recurrences, that share b and c, or q and k; 0: they are not divided
 
     def only(self, matrices: Sequence[int], experts: Sequence[int], tables: Sequence[int]) -> "Roles":
-        """Of some of the weights, each kind by its own numbers: a model of which the others are not packed."""
+        """The roles of some of the weights, each kind by its own numbers: a model of which the others are not
+        packed."""
         return Roles(
             [self.matrices[number] for number in matrices],
             [self.tables[number] for number in tables],

@@ -45,7 +45,8 @@ class ObservedBatch:
 
     @property
     def segments(self) -> list[tuple[int, int, int]]:
-        """As the op set's recurrences take them: every sequence begins without a state, and leaves one in slot 0."""
+        """The segments as the op set's recurrences take them: every sequence begins without a state, and leaves one in
+        slot 0."""
         return [(last, -1, 0) for last in self.starts[1:]]
 
 

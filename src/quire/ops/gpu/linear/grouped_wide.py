@@ -124,7 +124,7 @@ def _words_layout(rows, warps):
 
 @gluon.jit
 def _scale_and_less(word, NUMBER: gl.constexpr, BITS: gl.constexpr, HAS_POINTS: gl.constexpr, ZERO: gl.constexpr):
-    """Of the chunk's group NUMBER: its scale in fp32, and -(128 + zero) in bf16. A chunk of 8 bits has one group, and
+    """For the chunk's group NUMBER: its scale in fp32, and -(128 + zero) in bf16. A chunk of 8 bits has one group, and
     no zero."""
     if BITS == 8:
         scale = word.to(gl.float32)
