@@ -40,9 +40,7 @@ class EncodeService:
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         if request.dimensions is not None and not 0 < request.dimensions <= self._dimensions:
-            raise BadRequest(
-                f"dimensions is {request.dimensions}", f"vectors have {self._dimensions}", param="dimensions"
-            )
+            raise BadRequest(f"dimensions is {request.dimensions}", f"give 1 to {self._dimensions}", param="dimensions")
         size = sum(map(len, request.texts))
         self._check_characters(sum(self._length(text, request.truncate) for text in request.texts))
         inputs = await run_in_thread_if_long(
