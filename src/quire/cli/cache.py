@@ -90,7 +90,7 @@ def _has_blocks(folder: Path) -> bool:
 
 def _stored(folder: Path) -> StoredModel:
     about: dict[str, object] = {}
-    with suppress(OSError, ValueError, TypeError):  # it is for people; blocks do not need it
+    with suppress(OSError, ValueError, TypeError):  # the description is for people; blocks do not need it
         about = dict(json.loads((folder / ABOUT_FILE).read_text()))
     sizes, used, num_states, num_pages = [], [folder.stat().st_mtime], 0, 0
     for file in folder.rglob("*.kv"):

@@ -33,7 +33,7 @@ class ClientAdapters:
         """Find the files of the adapters in `lora_modules`: the engine starts with them."""
         for name, path in self._given.items():
             if name in self._keys:
-                continue  # they were found before
+                continue  # the adapter's files were found before
             files = await asyncio.to_thread(resolve_adapter, path)
             self._keys[name] = key = self._new_key(name)
             self._paths[key] = str(files)

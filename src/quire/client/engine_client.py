@@ -309,7 +309,7 @@ class EngineClient:
             error = await self._run_engine()
             self._restarts.died(self._engine.was_killed)
             if self._ready is not None and not self._ready.done():
-                self._ready.set_exception(error)  # it never started: `start` raises
+                self._ready.set_exception(error)  # the engine never started: `start` raises
                 return
             if self._restarts.are_too_many or isinstance(error, DoesNotFit):
                 log.error("%s: it is not started again", error.message)

@@ -67,7 +67,7 @@ class EngineProcess:
         self.socket, theirs = socket.socketpair()
         self.process, self.active_work = spawn_engine(theirs, self.program, environment)
         if cpus:
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # the process has ended already
                 os.sched_setaffinity(self.process.pid, cpus)
 
     def __enter__(self) -> "EngineProcess":

@@ -28,7 +28,7 @@ class InFlight(Protocol):
     num_prompt_tokens: int
     crashes: Counter[int]  # by sample or text: engines that died while they worked on it, since it last gained output
     num_kills: int  # engines that were killed from outside while they worked on it, since it last gained output
-    waiting: bool  # it has no output yet
+    waiting: bool  # the request has no output yet
     owner: "RequestOwner"  # the client of its engine
     left: set[object]  # engine processes that it was taken from: they may still tell of it
     on_ready: Callable[[], object]  # called when events have been pushed

@@ -251,7 +251,7 @@ class Slot:
 
     async def loaded(self) -> EngineClient:
         """The model's engine, when it runs. At most max_queued_requests wait for that."""
-        if self.client is not None and self.client.state == "stopped":  # it died too often
+        if self.client is not None and self.client.state == "stopped":  # the engine died too often
             self.client = None
         if self.client is None:
             if self._waiting > self.options.max_queued_requests:
@@ -263,7 +263,7 @@ class Slot:
                 await asyncio.shield(self._loading)  # a request that is cancelled does not stop it for the others
             finally:
                 self._waiting -= 1
-            if self.client is None:  # it was unloaded again at once
+            if self.client is None:  # the model was unloaded again at once
                 return await self.loaded()
         self.last_used = time.monotonic()
         return self.client

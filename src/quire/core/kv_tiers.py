@@ -142,10 +142,10 @@ class KVTiers:
             block = next(iter(self._unsaved))
             node = self._unsaved.pop(block)
             if node.block != block:
-                self._disk_stats.skipped_blocks += 1  # it was evicted
+                self._disk_stats.skipped_blocks += 1  # the node was evicted
                 continue
             if self._index.find(node.key) is not None:
-                continue  # it is on the host already
+                continue  # the block is on the host already
             host = self._host.take()
             plan.swap_out.append((block, host))
             if self._keep:
@@ -237,7 +237,7 @@ class KVTiers:
         path = self._tree.match(seq.group.namespace, None, seq.tokens, 0, last)
         if seq.num_arrived:
             if self._is_continued(seq, path) and not seq.group.computes_prompt_logprobs(seq):
-                return False  # they have arrived
+                return False  # the blocks have arrived
             self.drop_arrived(seq)
         return can_ask and self._begin_fetch(seq, path, plan)
 
@@ -306,7 +306,7 @@ class KVTiers:
         """The store has read the first `num_blocks` of a fetch; it could not read the next."""
         arrived = self._fetches.pop(fetch_id)
         blocks = [host for _, host in arrived.fetch.blocks]
-        if arrived.seq.fetch is not arrived.fetch:  # it was given up, or the sequence has ended
+        if arrived.seq.fetch is not arrived.fetch:  # the fetch was given up, or the sequence has ended
             self._release_host(blocks)
             return
         self._end_wait(arrived, blocks[:num_blocks])

@@ -37,7 +37,7 @@ class PageTiers(KVTiers):
         self._pages, self._blocks_a_page = (
             pages,
             page_bytes / max(options.block_bytes, 1),
-        )  # that have the bytes of a page
+        )  # host blocks that have the bytes of a page
         self._unsaved_pages: dict[PrefixNode, None] = {}
         self._saving_pages: set[int] = set()  # host blocks whose page the store writes
         pages.window_kept = self._note_page

@@ -85,7 +85,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     structured: Structured | None = None  # structured output; None: any text
-    structured_outputs: Any = None  # the same, or a mapping of its fields, as scripts for vLLM give it
+    structured_outputs: Any = None  # `structured`, or a mapping of its fields, as scripts for vLLM give it
     guided_decoding: Any = None  # and as older ones do
     enable_in_reasoning: bool | None = None  # structured output holds from the first token; None: if text is not split
     thinking_token_budget: int | None = None  # tokens of reasoning at most; None: as many as the model takes

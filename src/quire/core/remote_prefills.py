@@ -43,7 +43,7 @@ class _PrefillInFlight:
     seq: Sequence
     began: float
     num_here: int  # leading tokens that are computed without it
-    num_blocks: int = 0  # that have arrived
+    num_blocks: int = 0  # blocks that have arrived
     num_seen: int = 0  # of these, looked at for the pool
 
 

@@ -19,7 +19,7 @@ class Start(msgspec.Struct, tag=True):
     path: str  # the checkpoint, found and fetched
     options: EngineOptions
     adapters: dict[str, str] = {}  # key -> path of its files
-    restarted: bool = False  # it replaces an engine that died
+    restarted: bool = False  # this engine replaces one that died
 
 
 class Submit(msgspec.Struct, tag=True):

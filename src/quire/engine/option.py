@@ -21,7 +21,7 @@ def below_minimum(options: Any) -> Iterator[tuple[str, float, float]]:
     """(name, value, minimum) of each field that is less than the `minimum` in its metadata."""
     for spec in fields(options):
         minimum, value = spec.metadata.get("minimum"), getattr(options, spec.name)
-        if minimum is not None and value is not None and not value >= minimum:  # nor NaN
+        if minimum is not None and value is not None and not value >= minimum:  # NaN is no value either
             yield spec.name, value, minimum
 
 

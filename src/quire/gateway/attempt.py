@@ -87,7 +87,7 @@ class Attempt:
 
     def response_data(self, data: bytes) -> None:
         if self._head is not None and is_comment(data):
-            return  # it keeps the connection alive, and is no answer
+            return  # a comment of SSE, which keeps the connection alive, is no answer
         if self._head is None or self._is_first():
             self._exchange.response_data(self, data)
 

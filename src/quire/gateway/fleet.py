@@ -127,7 +127,7 @@ class WorkerFleet:
             waits.append(asyncio.create_task(self._wait(worker, timeout)))
         for entry in [entry for entry in entries if entry not in old]:
             if any(worker.entry == entry for worker in self.workers):
-                continue  # it was changed
+                continue  # the worker's settings were changed
             if any(worker.name == entry.label for worker in self.workers):
                 log.warning("worker %s was found, and there is one of that name", entry.label)
                 continue

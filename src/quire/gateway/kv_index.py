@@ -24,7 +24,7 @@ class KVIndex:
         """`max_blocks`: of one worker. What it stores beyond that is not indexed."""
         self._max_blocks = max_blocks
         self.holders: dict[int, int] = {}  # block -> a bit for each worker
-        self._masks: dict[int, int] = {}  # the same sets of workers are the same object
+        self._masks: dict[int, int] = {}  # so that equal sets of workers are one object
         self._names: dict[int, dict[BlockName, int]] = {}  # worker -> its name of a block -> block
         self._places: dict[int, dict[BlockName, int]] = {}  # worker -> name -> a bit each for pool and tiers;
         # blocks that are in the pool alone, as most are, have no entry

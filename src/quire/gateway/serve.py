@@ -123,7 +123,7 @@ def _reload(gateway: Gateway, read: Callable[[], GatewayConfig]) -> None:
         gateway.reconfigure(read())
     except QuireError as error:
         log.error("the configuration stays as it was: %s", error)
-        gateway.reopen_audit()  # it was moved away, perhaps
+        gateway.reopen_audit()  # the file may have been moved away
     else:
         log.info("the configuration was read again")
 

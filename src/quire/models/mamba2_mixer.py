@@ -33,7 +33,7 @@ class Mamba2Shape:
     in_bias: bool = False
     out_bias: bool = False
     dt_limit: tuple[float, float] = (0.0, float("inf"))
-    norm_groups: int = 1  # that the norm of the output is taken over; 0: there is no norm
+    norm_groups: int = 1  # groups that the norm of the output is taken over; 0: there is no norm
     gate_first: bool = True  # before the norm
     in_scale: float = 1.0  # of the input
     scales: tuple[float, ...] = (1.0,) * 5  # of gate, x, b, c and dt

@@ -27,7 +27,7 @@ class SharedBlockConfig(ModelConfig):
     eps: float
     intermediate: int
     activation: Activation
-    num_blocks: int = 1  # that hybrid layers share
+    num_blocks: int = 1  # blocks that hybrid layers share in turn
     rank: int = 0  # of adapters; 0: there are none
     attention_adapters: bool = False
     rope: RopeSpec | None = None

@@ -101,7 +101,7 @@ class Wkv7Weights:
 class Keep(Enum):
     """The precision that a matrix keeps when weights are quantized while they are loaded."""
 
-    NOTHING = 0  # it is quantized as the user asked
+    NOTHING = 0  # the weight is quantized as the user asked
     EIGHT_BITS = 1  # LM heads: their error goes straight into the logits
     ALL = 2  # routers: their error changes which experts compute
 

@@ -221,7 +221,7 @@ class Replica:
             request = self.requests[self.scheduler.rows[admission.row].group.id]
             self._known[admission.row] = len(admission.tokens)
             self._sampled[admission.row] = SampledRow(admission.row, [request.token])
-            if not request.first_token and request not in self._starting:  # it may have been preempted
+            if not request.first_token and request not in self._starting:  # the request may have been preempted
                 self._starting.append(request)
             if drafts:
                 drafts.admit(admission.row)

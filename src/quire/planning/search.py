@@ -18,7 +18,7 @@ from quire.planning.step_times import RooflineTimes, default_costs, roofline_tim
 from quire.planning.summary import Summary, summarize
 from quire.planning.workload import WorkloadSpec, generate
 
-DEVICES = (1, 2, 4, 8)  # that share every matrix
+DEVICES = (1, 2, 4, 8)  # numbers of devices that share every matrix
 FORMATS = {True: ("bfloat16", "fp8", "awq"), False: ("bfloat16", "q8_0", "q4_k_m")}  # by whether it is a GPU
 KV_DTYPES = {True: ("bfloat16", "fp8"), False: ("float16", "int8")}
 STEP_TOKENS = 512  # --max-num-batched-tokens, as `quire serve` has it

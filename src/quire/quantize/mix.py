@@ -42,7 +42,7 @@ def chosen_mix(tensors: Sequence[TensorLosses], budget: int) -> dict[str, str]:
         if step.tensor in full:
             continue
         if used + step.nbytes > budget:
-            full.add(step.tensor)  # its later steps build on this one
+            full.add(step.tensor)  # the tensor's later steps build on this one
             continue
         chosen[step.tensor] = step.kind
         used += step.nbytes

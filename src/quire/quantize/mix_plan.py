@@ -139,7 +139,7 @@ def _linear(run: QuantizeRun, checkpoint: Checkpoint) -> tuple[Shapes, Rounding,
 def _is_packed(name: str, run: QuantizeRun) -> bool:
     try:
         config = linear_format(name, run.formats).config([])
-    except QuireError:  # it lacks an option that is set
+    except QuireError:  # the format lacks an option that is set
         return False
     return config.get("format") == "pack-quantized"
 

@@ -36,7 +36,7 @@ class Places:
 
     rows: Int32  # [D], as the others
     positions: Int32
-    num_drafts: Int32  # that were computed there
+    num_drafts: Int32  # drafts that were computed behind the token
     tenancies: Int32
 
 

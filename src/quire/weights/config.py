@@ -19,7 +19,7 @@ class Required:
 
 REQUIRED: Final = Required()
 
-MAX_WHOLE: Final = 1 << 53  # that a float holds exactly
+MAX_WHOLE: Final = 1 << 53  # the greatest integer up to which a float holds all exactly
 
 # The largest sizes that are possible, well above those of any model, by the last word of a key: memory is allocated for
 # these counts, and loops run over them, before tensors are compared with them.

@@ -72,7 +72,7 @@ class RanksEncoder(RankEncoder):
         self._dies_with_ranks = dies_with_ranks
         self._ranks: RankProcesses | None = None
         try:
-            group: Any = None  # it comes with the processes
+            group: Any = None  # set when the processes are started
             super().__init__(path, options, group, pooling, normalize, score_tokens)
             assert self._ranks is not None
             self._ranks.answers()

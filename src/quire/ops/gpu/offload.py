@@ -151,7 +151,7 @@ class OffloadOps:
         pairs = [_placed(self._offloaded[layer], buffers[place % NUM_BUFFERS]) for place, layer in enumerate(layers)]
         new_copies = ThreadCopies if self._store.on_disk else DirectCopies
         self._copies = LayerCopies(layers, pairs, new_copies(device))
-        self._copies.store = self._store  # it unpins its memory when it goes
+        self._copies.store = self._store  # the store unpins its memory when it is collected
         return sum(ends) - NUM_BUFFERS * max(ends)
 
     # -- forward passes

@@ -198,7 +198,7 @@ class RankForward:
         window: int = 0, biases: Any = None,
     ) -> RankValue:  # fmt: skip
         heads, kv_heads = self._columns(q) // head_dim, self._columns(k) // head_dim
-        if self._index.sharing(heads, kv_heads):  # its kernels have no uneven groups
+        if self._index.sharing(heads, kv_heads):  # this backend's kernels have no uneven groups
             whole = self._all(q), self._all(k), self._all(v)
             return RankValue(self._ops.attention(*whole, batch, head_dim, scale, causal, window, biases))
         cut = self._index.heads(self._columns(q), heads, kv_heads)

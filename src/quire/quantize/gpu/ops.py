@@ -75,7 +75,7 @@ class ObservedOps(TorchOps):
     def __init__(self, device: str, dtype: torch.dtype, read: Read, shared: Container[int] = ()) -> None:
         super().__init__(device)
         self.dtype, self._read, self.shared = dtype, read, shared
-        self._loader: Any = EagerOps()  # which packs nothing: weights stay as they are stored
+        self._loader: Any = EagerOps()  # packs nothing: weights stay as they are stored
         self._sources = InputSources()
         self._hook: MatmulHook | None = None
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}  # by layer

@@ -175,7 +175,7 @@ class KVProducer:
             try:
                 end, _ = self._listener.accept()
             except OSError:
-                return  # it is closed
+                return  # the listener is closed
             if len(self._consumers) >= MAX_CONSUMERS:
                 log.warning("%d decode engines are connected: one more is refused", MAX_CONSUMERS)
                 end.close()
