@@ -34,7 +34,8 @@ from quire.core.structured import Structured
 from quire.planning.drafting import Draft
 from quire.planning.hardware import kv_dtype_on
 from quire.planning.memory import EngineLimits, Load
-from quire.planning.plan import Setup, make_plan
+from quire.planning.plan import Setup
+from quire.planning.planner import make_plan
 from quire.planning.speculation import SpeculationTable
 
 PASSAGE = (

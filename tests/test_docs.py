@@ -291,6 +291,32 @@ def test_prose_is_wrapped() -> None:
     fail_if(problems)
 
 
+RULE_OF_TABLE = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
+
+
+def test_tables_have_a_line_for_each_row() -> None:
+    """As many cells in each row as the header has, and a table that was wrapped into prose is none."""
+    problems = []
+    for path in [*REFERENCE, *HISTORY]:
+        lines = lines_of(path)
+        columns: int | None = None
+        for header, line in zip([None, *lines], lines, strict=False):
+            text = line.text.strip()
+            is_rule = RULE_OF_TABLE.fullmatch(text) is not None
+            if not line.fenced and "|---" in re.sub(r"`[^`]*`", "", text) and not is_rule:
+                problems.append(f"{line}: the rule under a table's header is not a line of its own")
+            elif is_rule and (header is None or _num_cells(header.text) != _num_cells(text)):
+                problems.append(f"{line}: the header above it has another number of columns")
+            columns = _num_cells(text) if is_rule else columns if line.kind == "table" else None
+            if columns is not None and _num_cells(text) != columns:
+                problems.append(f"{line}: {_num_cells(text)} columns in a table of {columns}")
+    fail_if(problems)
+
+
+def _num_cells(row: str) -> int:
+    return re.sub(r"\\\||`[^`]*`", "", row).count("|") - 1
+
+
 def retired_words() -> dict[str, str]:
     """Word -> what to say instead, from the last table of the glossary."""
     text = GLOSSARY.read_text().partition("## Retired words")[2]

@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_refused(encoder: Path, tiny_model: Path) -> None
         async with EngineClient(EngineOptions(model=str(encoder))) as client:
             with pytest.raises(PromptTooLong, match="text 1 has 52 tokens, and the model takes 40"):
                 await client.embed(EmbedRequest(id="a", texts=["paper", "paper was made of rags " * 10]))
-            with pytest.raises(BadRequest, match="dimensions is 33\nhint: vectors have 32"):
+            with pytest.raises(BadRequest, match="dimensions is 33\nhint: give 1 to 32"):
                 await client.embed(EmbedRequest(id="a", texts=["paper"], dimensions=33))
             with pytest.raises(BadRequest, match="embeds texts, and does not generate"):
                 await client.submit(GenerateRequest(id="a", params=SamplingParams(), prompt="x"))

@@ -9,8 +9,9 @@ from quire.planning.drafting import Draft
 from quire.planning.hardware import HARDWARE, find_hardware
 from quire.planning.memory import EngineLimits, Load, cache_bytes, sequence_bytes, users_that_fit
 from quire.planning.packed_bytes import GpuFormat
-from quire.planning.plan import Plan, Setup, make_plan
+from quire.planning.plan import Plan, Setup
 from quire.planning.planned_model import PlannedModel, plan_model
+from quire.planning.planner import make_plan
 from quire.planning.roofline import all_reduce_bytes, pipeline_bubble, step_ceiling
 from quire.planning.scaling import gathered_columns, scaling
 from quire.planning.shape_checkpoint import shape_checkpoint

@@ -20,8 +20,9 @@ from quire.planning.fleet import EngineFlags, Fleet, plan_engine
 from quire.planning.hardware import find_hardware
 from quire.planning.memory import Load
 from quire.planning.packed_bytes import GpuFormat, NativeFormat
-from quire.planning.plan import Setup, make_plan
+from quire.planning.plan import Setup
 from quire.planning.planned_model import PlannedModel, plan_model
+from quire.planning.planner import make_plan
 from quire.planning.replica import Replica, SimulatedRequest
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import shape_config

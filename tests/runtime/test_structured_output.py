@@ -12,7 +12,8 @@ from quire.core.draft_tree import DraftTree, path_to
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.core.structured import Structured
-from quire.runtime.structured_output import Matcher, StructuredOutputRows
+from quire.runtime.matcher import Matcher
+from quire.runtime.structured_output import StructuredOutputRows
 from quire.text.grammar.compiler import GrammarCompiler
 from quire.text.tokenizers.tokenizer import Tokenizer
 

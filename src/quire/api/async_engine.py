@@ -84,7 +84,7 @@ class AsyncEngine:
         return self.client.tokenizer
 
     async def get_default_sampling_params(self) -> SamplingParams:
-        """What the model advises."""
+        """The `SamplingParams` that the model advises."""
         await self.start()
         return self.client.info.generation.params()
 

@@ -29,7 +29,7 @@ class GroupRunner:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="engines", daemon=True)
         self._thread.start()
-        itl = 0 if options.target_itl_ms is None else options.target_itl_ms  # as `LLM`: it is for streams
+        itl = 0 if options.target_itl_ms is None else options.target_itl_ms  # as in `LLM`: the limit is for streams
         self.group = EngineGroup(replace(options, max_queued_requests=NO_LIMIT, target_itl_ms=itl))
         try:
             self._call(self.group.start())

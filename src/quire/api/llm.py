@@ -22,7 +22,8 @@ from quire.client.prompt import Prompter
 from quire.core.errors import BadRequest, EngineFailed
 from quire.core.params import SamplingParams
 from quire.engine.engine import Engine
-from quire.engine.options import EngineOptions, named_values
+from quire.engine.option import named_values
+from quire.engine.options import EngineOptions
 from quire.engine.start import load_tokenizer, new_executor, task_of
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.hub.adapters import resolve_adapter
@@ -207,7 +208,7 @@ class LLM:
         *,
         use_tqdm: bool | None = None,
     ) -> "list[PoolingRequestOutput[PoolingOutput]]":
-        """The same as arrays."""
+        """What `embed` computes, as arrays."""
         return self._as_pooler().encode(prompts, pooling_params)
 
     def score(

@@ -74,7 +74,7 @@ def _root(path: str | None) -> Path:
         raise UsageError("which directory?", "name the one that engines have as --kv-disk-path")
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise BadRequest(f"there is no directory {root}")
+        raise BadRequest(f"there is no directory {root}", "name the one that engines have as --kv-disk-path")
     return root
 
 
@@ -84,13 +84,13 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _has_blocks(folder: Path) -> bool:
-    """Of a model whose description is lost."""
+    """Whether a folder without a description holds the blocks of a model."""
     return all(digit in hexdigits for digit in folder.name) and any(folder.glob("*/*/*.kv"))
 
 
 def _stored(folder: Path) -> StoredModel:
     about: dict[str, object] = {}
-    with suppress(OSError, ValueError, TypeError):  # it is for people; blocks do not need it
+    with suppress(OSError, ValueError, TypeError):  # the description is for people; blocks do not need it
         about = dict(json.loads((folder / ABOUT_FILE).read_text()))
     sizes, used, num_states, num_pages = [], [folder.stat().st_mtime], 0, 0
     for file in folder.rglob("*.kv"):

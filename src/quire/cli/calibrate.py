@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SECONDS_TO_START = 300.0  # of a server: large models are read from a disk
 SECONDS_TO_ANSWER = 10.0  # what it is
 MAX_PASSES = 8  # over all rounds
-MIN_STEPS, MIN_KINDS = 40, 8  # that a fit needs, and that differ
+MIN_STEPS, MIN_KINDS = 40, 8  # steps that a fit needs, and how many kinds of them
 CACHE_BYTES = 1 << 30  # on a CPU: room for the requests
 _ADDRESS = re.compile(r"^serving .* on (http\S+)$", re.MULTILINE)
 
@@ -43,7 +43,7 @@ def kept_calibration(options: EngineOptions) -> "Calibration | None":
     from quire.planning.calibration import calibration_key, find
 
     if remote_repo(options.model) is not None:
-        return None  # it would have to be downloaded
+        return None  # the model would have to be downloaded
     path = resolve_model(options.model, revision=options.revision).path
     return find(cache_dir() / "calibrations", calibration_key(path, _settings(options)))
 
@@ -152,7 +152,7 @@ def _serve_rounds(
     with progress(2 * len(rounds), "round") as advance:
         began = time.perf_counter()
         client.serve([Round(4, 16, 8)], began + max_seconds, advance)
-        if on_gpu:  # its first step of a kind may compile kernels
+        if on_gpu:  # the first step of a kind may compile kernels
             client.serve(rounds, began + WARM_UP_SHARE * max_seconds, advance)
             client = _RoundClient(server.url)  # how long rounds take is found anew
         client.first_tokens.clear()
@@ -220,11 +220,11 @@ class _RoundClient:
         self._url = urlsplit(url)
         self._rng = Random()  # prompts that no earlier calibration has left in the server's cache
         self.first_tokens: list[FirstToken] = []
-        self._seconds: dict[Round, float] = {}  # that each round took
+        self._seconds: dict[Round, float] = {}  # seconds that each round took
         self._prefixes: dict[Round, list[list[int]]] = {}  # of each round
 
     def serve(self, rounds: "Sequence[Round]", end: float, advance: Callable[[], Any]) -> None:
-        """Those that are likely to have ended by `end` (time.perf_counter())."""
+        """Serve those requests that are likely to have ended by `end` (time.perf_counter())."""
         for each in rounds:
             now = time.perf_counter()
             if now + self._expected(each) > end:

@@ -50,7 +50,7 @@ def _yaml(text: str) -> Any:
 
 
 def _words(parser: Parser, path: Path, key: str, value: Any) -> Iterator[str]:
-    """As on a command line."""
+    """One setting of a file, as the words of a command line."""
     flag = "--" + key.replace("_", "-").lstrip("-")
     if flag == "--config":
         raise UsageError(f"{path} names another file", "put all flags into one")

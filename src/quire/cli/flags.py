@@ -2,9 +2,9 @@
 
 Every field is a flag of the same name; its default stands in the dataclass only. The field's metadata holds the rest:
 `help`, `metavar`, `choices`, `synonyms` (a value -> the choice it stands for), `otherwise` (what to do instead of
-giving another value), `unit: "bytes"`, `aliases` (other names of the flag), `several` (a flag that takes several
-values). A command may override it with `about`. The environment variable QUIRE_<FIELD> stands in for a flag that is not
-given."""
+giving another value), `minimum` (which the dataclass checks), `unit: "bytes"`, `aliases` (other names of the flag),
+`several` (a flag that takes several values). A command may override it with `about`. The environment variable
+QUIRE_<FIELD> stands in for a flag that is not given."""
 
 import argparse
 import os
@@ -143,7 +143,7 @@ class _Flag:
         return text.replace("%", "%%")
 
     def _written_default(self) -> str:
-        """As on the command line."""
+        """The default as the help text shows it: as one would write it on the command line."""
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
         if self.many:

@@ -52,7 +52,7 @@ def cpu_model(cpuinfo: str) -> str:
 
 
 def vector_units(cpuinfo: str) -> list[str]:
-    """What the CPU says it has, of what kernels may use."""
+    """The vector extensions of this CPU that kernels may use."""
     values = _values(cpuinfo)
     flags = (values.get("Features") or values.get("flags") or "").split()
     return [unit for unit in (*_ARM_UNITS, *_X86_UNITS) if unit in flags]
@@ -63,7 +63,7 @@ def cores(root: Path = Path("/")) -> Cores:
 
 
 def _allowed_cpus() -> set[int]:
-    """By the affinity mask."""
+    """The CPUs that the affinity mask of this process allows."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
@@ -77,7 +77,7 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What can compute a part of a model, or a copy of it."""
+    """The devices of this machine, each of which can compute a part of a model, or a copy of it."""
 
     sockets: int
     nodes: list[NumaNode]

@@ -77,7 +77,7 @@ class _PeerFlag(argparse.Action):
             self._give(parser, namespace, here)
 
     def _give(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any) -> None:
-        """As if our flag had been given with this value."""
+        """Set the namespace as if our flag had been given with this value."""
         ours = self.ours
         assert ours is not None
         if isinstance(ours, argparse.BooleanOptionalAction):
@@ -93,7 +93,7 @@ class _PeerFlag(argparse.Action):
 
 
 def sampling_flags() -> list[str]:
-    """Those of `quire run`, by every name they have."""
+    """The sampling flags of `quire run`, by every name they have."""
     from quire.cli.sampling import SamplingFlags
 
     return [flag for spec in fields(SamplingFlags) for flag in (_flag(spec.name), *spec.metadata.get("aliases", ()))]

@@ -59,6 +59,35 @@ def run(argv: Sequence[str]) -> int:
         "Show what a model needs, how fast it can be at best, and what it costs, on a machine.",
         EXAMPLES,
     )
+    _add_flags(parser)
+    arguments = parser.parse(argv)
+    take_named(arguments)
+    _check(arguments)
+    given, stages = arguments.tp, arguments.pp
+    arguments.tp, arguments.pp = max(given), max(stages)
+    is_search = arguments.slo is not None
+    if arguments.list:
+        print(_known())
+    elif arguments.calibrate:
+        from quire.cli.calibrate import calibrate_target
+
+        print(calibrate_target(arguments))
+    elif is_search and len(given) > 1:
+        raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
+    elif len(stages) > 1 and (is_search or arguments.tp > 1):
+        raise UsageError("--pp names several numbers of devices", "leave out --slo and --tp")
+    elif len(stages) > 1:
+        _scale_stages(arguments, stages)
+    elif is_search:
+        _search(arguments)
+    elif len(given) > 1:
+        _scale(arguments, given)
+    else:
+        _plan(arguments)
+    return 0
+
+
+def _add_flags(parser: Parser) -> None:
     add_target_flags(parser, several_degrees=True)
     words = "stages of layers, one device after the other; several, as 2,4,8: a table of what each would gain"
     parser.add_argument(*PP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
@@ -102,37 +131,16 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    arguments = parser.parse(argv)
-    take_named(arguments)
-    given, stages = arguments.tp, arguments.pp
-    for flag, numbers in (("--tp", given), ("--pp", stages)):
+
+
+def _check(arguments: Namespace) -> None:
+    for flag, numbers in (("--tp", arguments.tp), ("--pp", arguments.pp)):
         if min(numbers) < 1 or len(set(numbers)) < len(numbers):
             raise UsageError(f"{flag} is {','.join(map(str, numbers))}", "name numbers of at least 1, each once")
-    arguments.tp, arguments.pp = max(given), max(stages)
     check_price(arguments)
     _check_drafts(arguments)
     if arguments.max_loras and arguments.max_lora_rank < 1:
         raise UsageError(f"--max-lora-rank is {arguments.max_lora_rank}", "it must be at least 1")
-    is_search = arguments.slo is not None
-    if arguments.list:
-        print(_known())
-    elif arguments.calibrate:
-        from quire.cli.calibrate import calibrate_target
-
-        print(calibrate_target(arguments))
-    elif is_search and len(given) > 1:
-        raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
-    elif len(stages) > 1 and (is_search or arguments.tp > 1):
-        raise UsageError("--pp names several numbers of devices", "leave out --slo and --tp")
-    elif len(stages) > 1:
-        _scale_stages(arguments, stages)
-    elif is_search:
-        _search(arguments)
-    elif len(given) > 1:
-        _scale(arguments, given)
-    else:
-        _plan(arguments)
-    return 0
 
 
 def _check_drafts(arguments: Namespace) -> None:
@@ -163,7 +171,7 @@ def _check_context(arguments: Namespace, model: "PlannedModel") -> None:
 
 def _plan(arguments: Namespace) -> None:
     from quire.planning.explain import explain
-    from quire.planning.plan import make_plan
+    from quire.planning.planner import make_plan
     from quire.planning.report import as_json, as_text
 
     hardware = _own_share(arguments, read_hardware(arguments))
@@ -199,7 +207,7 @@ def _setup(arguments: Namespace, hardware: "Hardware") -> "Setup":
 
 def _scale(arguments: Namespace, given: Sequence[int]) -> None:
     """One device beside each number of them."""
-    from quire.planning.plan import make_plan
+    from quire.planning.planner import make_plan
     from quire.planning.scaling import as_json, as_text, scaling
 
     hardware = _own_share(arguments, read_hardware(arguments))
@@ -213,7 +221,7 @@ def _scale(arguments: Namespace, given: Sequence[int]) -> None:
 
 def _scale_stages(arguments: Namespace, given: Sequence[int]) -> None:
     """One device beside each number of stages."""
-    from quire.planning.plan import make_plan
+    from quire.planning.planner import make_plan
     from quire.planning.stage_scaling import as_json, as_text, stage_scaling
 
     hardware = _own_share(arguments, read_hardware(arguments))
@@ -243,7 +251,7 @@ def _limits(arguments: Namespace, hardware: "Hardware") -> "EngineLimits":
 
 
 def _search(arguments: Namespace) -> None:
-    """What keeps the limits of --slo, the cheapest first."""
+    """Print the configurations that keep the limits of --slo, the cheapest first."""
     from quire.planning.hardware import HARDWARE
     from quire.planning.search import Demand, search
     from quire.planning.search_report import as_json, as_text

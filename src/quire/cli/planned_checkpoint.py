@@ -16,7 +16,8 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "*.index.json")
 
 
 def config_directory(name: str) -> Path | None:
-    """Of a model that is known by its config.json alone: that file is named, or a folder that has no weights."""
+    """The folder of a model that is known by its config.json alone: that file is named, or a folder that has no
+    weights."""
     path = Path(name).expanduser()
     if path.name == CONFIG_FILE:
         return path.parent

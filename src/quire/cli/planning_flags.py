@@ -95,7 +95,7 @@ def read_draft(arguments: Namespace, model: "PlannedModel", hardware: "Hardware"
 
 
 def _check_draft(model: "PlannedModel", small: "PlannedModel") -> None:
-    """As an engine checks it, when it starts."""
+    """Refuse a draft model that an engine would refuse when it starts."""
     if small.config.vocab != model.config.vocab:
         raise UsageError(
             f"the draft model {small.name} has {small.config.vocab:,} logits, and the model {model.config.vocab:,}",
@@ -109,7 +109,7 @@ def _check_draft(model: "PlannedModel", small: "PlannedModel") -> None:
 
 
 def degrees(text: str) -> tuple[int, ...]:
-    """Of --tp and --pp: numbers with commas between them."""
+    """The value of --tp or --pp: numbers with commas between them."""
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
@@ -117,7 +117,7 @@ def degrees(text: str) -> tuple[int, ...]:
 
 
 def check_degrees(model: "PlannedModel", tp: int, pp: int) -> None:
-    """As an engine checks them, when it starts."""
+    """Refuse numbers of devices that an engine would refuse when it starts."""
     for flag, given, most, of in (
         ("--tp", tp, model.config.heads, "heads"),
         ("--pp", pp, model.config.layers, "layers"),
@@ -175,7 +175,7 @@ def count_model(
     name: str, hardware: "Hardware", format_name: str | None = None, quantization: str | None = None, *,
     is_shape: bool = False,
 ) -> "PlannedModel":  # fmt: skip
-    """Of a path, a name of the hub, a config.json or, with `is_shape`, a shape."""
+    """Count the model of a path, a name of the hub, a config.json or, with `is_shape`, a known shape."""
     from quire.executors.backends import ON_GPU_ONLY
     from quire.planning.packed_bytes import packing_of
     from quire.planning.planned_model import plan_model

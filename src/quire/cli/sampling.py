@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.core.params import BREAKERS, SamplingParams
 from quire.core.sampler_order import SAMPLERS
-from quire.engine.options import option
+from quire.engine.option import option
 
 _BREAKERS_SHOWN = " ".join(repr(breaker)[1:-1] for breaker in BREAKERS)
 DEFAULT_TEMPERATURE = 0.7  # for conversation

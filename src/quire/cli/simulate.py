@@ -226,7 +226,7 @@ def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
 def _draft_times(
     arguments: Namespace, options: EngineOptions, hardware: "Hardware", draft: "Draft", target: "Calibration | None"
 ) -> "tuple[StepTimes, str]":
-    """Of the steps that draft: measured like those of the model, or computed. -> also what they are"""
+    """The times of the steps that draft: measured like those of the model, or computed. -> also what they are"""
     from quire.cli.calibrate import kept_calibration
 
     if target is None:
@@ -291,7 +291,7 @@ def read_goals(given: Sequence[str]) -> dict[str, float]:
 
 
 def check_lengths(path: Path, arrivals: "list[Arrival]", most: int) -> None:
-    """Of a trace, before it is served."""
+    """Refuse a trace with a request that is longer than the model's context."""
     for arrival in arrivals:
         if (length := len(arrival.prompt_ids) + arrival.output) > most:
             raise UsageError(

@@ -21,7 +21,7 @@ def header(goals: Mapping[str, float]) -> str:
 
 
 def cost_of(summary: "Summary", hourly: float) -> dict[str, Any] | None:
-    """In US dollars; None where no price is known."""
+    """What a run would cost in US dollars; None where no price is known."""
     if not hourly:
         return None
     tokens = summary.output_tokens_per_second * 3600

@@ -10,7 +10,8 @@ from itertools import count
 from quire.core.errors import BadCheckpoint, BadRequest, QuireError, Unavailable, UnknownModel, Unsupported
 from quire.core.nearest import nearest
 from quire.engine.messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, ToEngine, UnloadAdapter
-from quire.engine.options import EngineOptions, named_values
+from quire.engine.option import named_values
+from quire.engine.options import EngineOptions
 from quire.hub.adapters import resolve_adapter
 
 
@@ -32,7 +33,7 @@ class ClientAdapters:
         """Find the files of the adapters in `lora_modules`: the engine starts with them."""
         for name, path in self._given.items():
             if name in self._keys:
-                continue  # they were found before
+                continue  # the adapter's files were found before
             files = await asyncio.to_thread(resolve_adapter, path)
             self._keys[name] = key = self._new_key(name)
             self._paths[key] = str(files)

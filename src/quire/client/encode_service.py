@@ -20,7 +20,7 @@ Encode = Callable[[EncodeRequest, float | None], Awaitable[list["array[float]"]]
 
 
 def new_encode_service(path: Path, tokenizer: Tokenizer, ready: Ready, encode: Encode, task: str) -> "EncodeService":
-    """Of the checkpoint there, whose engine is ready. `task`: what it was started for."""
+    """A service of the checkpoint there, whose engine is ready. `task`: what it was started for."""
     from quire.weights.checkpoint import find_checkpoint
     from quire.weights.sentence_modules import read_sentence_modules
 
@@ -40,9 +40,7 @@ class EncodeService:
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         if request.dimensions is not None and not 0 < request.dimensions <= self._dimensions:
-            raise BadRequest(
-                f"dimensions is {request.dimensions}", f"vectors have {self._dimensions}", param="dimensions"
-            )
+            raise BadRequest(f"dimensions is {request.dimensions}", f"give 1 to {self._dimensions}", param="dimensions")
         size = sum(map(len, request.texts))
         self._check_characters(sum(self._length(text, request.truncate) for text in request.texts))
         inputs = await run_in_thread_if_long(

@@ -243,7 +243,7 @@ class EngineClient:
 
     @property
     def in_flight(self) -> Mapping[str, InFlight]:
-        """By id, in the order they came."""
+        """The requests in flight by id, in the order they came."""
         return self._requests.by_id
 
     def release(self, request: InFlight) -> None:
@@ -268,7 +268,7 @@ class EngineClient:
         self._requests.started(request)
 
     def request_ended(self, request: InFlight) -> None:
-        """It has ended, or left for another engine."""
+        """A request has ended, or left for another engine."""
         if self._requests.remove(request):
             if self.observer and request.record:
                 self.observer.request(request.record)
@@ -286,7 +286,7 @@ class EngineClient:
 
     @property
     def tokens_in_flight(self) -> int:
-        """Of prompts and texts."""
+        """The tokens of all prompts and texts in flight, by which routers compare engines."""
         return self._requests.num_tokens
 
     @property
@@ -309,7 +309,7 @@ class EngineClient:
             error = await self._run_engine()
             self._restarts.died(self._engine.was_killed)
             if self._ready is not None and not self._ready.done():
-                self._ready.set_exception(error)  # it never started: `start` raises
+                self._ready.set_exception(error)  # the engine never started: `start` raises
                 return
             if self._restarts.are_too_many or isinstance(error, DoesNotFit):
                 log.error("%s: it is not started again", error.message)

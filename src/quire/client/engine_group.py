@@ -143,13 +143,13 @@ class EngineGroup:
 
     @property
     def state(self) -> State:
-        """That of the best engine that answers: it takes the requests."""
+        """The state of the group is that of the best engine that answers, since this one takes the requests."""
         states = self.engine_states
         return "ready" if "ready" in states else states[0]
 
     @property
     def engine_states(self) -> list[State]:
-        """Of the engines that answer."""
+        """The states of the engines that answer; prefill engines are left out."""
         return [client.state for client in self.decode]
 
     async def _kill_stalled(self) -> None:
@@ -211,8 +211,8 @@ def _check(options: EngineOptions, num_prefill: int) -> None:
         )
     if num_prefill and options.data_parallel_size > 1:
         raise BadRequest(
-            f"data_parallel_size is {options.data_parallel_size}, and there are prefill_engines",
-            "give the number of engines that answer as decode_engines",
+            f"data_parallel_size is {options.data_parallel_size}, and prefill_engines is {num_prefill}",
+            "beside prefill engines, the number of engines that answer is decode_engines",
             param="data_parallel_size",
         )
     if options.stage_addresses and (num_prefill or options.data_parallel_size > 1):

@@ -50,7 +50,7 @@ class EngineLink(Protocol):
     def death(self) -> "EngineFailed": ...
 
     def active_samples(self) -> set[RequestSample]:
-        """What it worked on when it ended."""
+        """The samples that the engine worked on when its process ended."""
 
 
 class EngineProcess:
@@ -67,7 +67,7 @@ class EngineProcess:
         self.socket, theirs = socket.socketpair()
         self.process, self.active_work = spawn_engine(theirs, self.program, environment)
         if cpus:
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # the process has ended already
                 os.sched_setaffinity(self.process.pid, cpus)
 
     def __enter__(self) -> "EngineProcess":
@@ -128,7 +128,7 @@ class EngineProcess:
         return engine_death(self.process.returncode)
 
     def _wait(self) -> None:
-        """In a thread."""
+        """Wait for the process to end. This blocks, and runs in a thread."""
         self.process.wait()
         with contextlib.suppress(RuntimeError):  # the loop has ended, too
             self._loop.call_soon_threadsafe(self._on_exit)

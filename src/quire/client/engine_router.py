@@ -76,15 +76,16 @@ class EngineRouter:
         return min(self._open(), key=lambda member: (member.client.tokens_in_flight, member.load)).client
 
     def _open(self) -> list[_Member]:
-        """Those that take a request now, or the next best."""
+        """The engines that take a request now; where none does, those that are the nearest to it."""
         best = min(_openness(member.client) for member in self._members)
         return [member for member in self._members if _openness(member.client) == best]
 
     # -- where it goes on
 
     def _engine_died(self, dead: _Member) -> None:
-        """Its requests go on elsewhere at once, but for those that it may have died of: these wait for its successor,
-        so that they take no other engine with them. So do those that were taken from all others."""
+        """The requests of an engine that died go on elsewhere at once, but for those that it may have died of: these
+        wait for its successor, so that they take no other engine with them. So do those that were taken from all
+        others."""
         self._known.forget(dead.bit)
         others = [member for member in self._members if member is not dead and member.client.state == "ready"]
         num_moved = 0

@@ -11,7 +11,8 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
-from quire.engine.options import GENERATION_FIELDS, EngineOptions, checked_advice
+from quire.engine.generation_advice import GENERATION_FIELDS, checked_advice
+from quire.engine.options import EngineOptions
 from quire.hub.aliases import advised_sampling
 from quire.weights.huggingface import read_json
 

@@ -46,7 +46,7 @@ class GrammarCheck:
             self._verdicts.move_to_end(key)
             verdict = self._verdicts[key]
         else:
-            verdict = await asyncio.shield(self._start_check(key, structured))  # it goes on if this client leaves
+            verdict = await asyncio.shield(self._start_check(key, structured))  # the check outlives this client
         if verdict is not None:
             message, hint = verdict
             raise BadRequest(message, hint, param="structured")

@@ -17,7 +17,7 @@ class GroupAdapters:
         return self._decode[0].adapters.names()
 
     async def load(self, name: str, path: str, in_place: bool = False) -> None:
-        """By all engines at the same time, also where one fails: each counts its keys."""
+        """Load an adapter in all engines at the same time, also where one fails: each counts its keys."""
         loads = [client.adapters.load(name, path, in_place) for client in self._decode]
         results = await asyncio.gather(*loads, return_exceptions=True)
         errors = [result for result in results if result is not None]

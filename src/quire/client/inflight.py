@@ -28,7 +28,7 @@ class InFlight(Protocol):
     num_prompt_tokens: int
     crashes: Counter[int]  # by sample or text: engines that died while they worked on it, since it last gained output
     num_kills: int  # engines that were killed from outside while they worked on it, since it last gained output
-    waiting: bool  # it has no output yet
+    waiting: bool  # the request has no output yet
     owner: "RequestOwner"  # the client of its engine
     left: set[object]  # engine processes that it was taken from: they may still tell of it
     on_ready: Callable[[], object]  # called when events have been pushed
@@ -55,12 +55,12 @@ class InFlight(Protocol):
 
 
 class RequestOwner(Protocol):
-    """What requests in flight tell their client."""
+    """The client of requests in flight, as far as these tell it what became of them."""
 
     observer: Observer | None
 
     def request_started(self, request: InFlight) -> None:
-        """It has its first output."""
+        """A request has its first output."""
 
     def request_ended(self, request: InFlight) -> None:
         """Called once, however it ended."""

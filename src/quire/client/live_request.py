@@ -79,7 +79,7 @@ class LiveRequest:
         return event
 
     def admit(self, moment: float) -> None:
-        """Its first step began at that moment (time.monotonic())."""
+        """Note the moment (time.monotonic()) at which the request's first step began."""
         self.admitted = self.admitted or moment
 
     def fail(self, reason: str, finish_reason: FinishReason = "error") -> TextEvent:

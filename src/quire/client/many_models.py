@@ -16,7 +16,8 @@ from quire.client.one_model import unknown_model
 from quire.client.pulls import Pulls
 from quire.client.service import ModelInfo, Observer, PullProgress, ResolvedModel, ServedModel, State, TextStream
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
-from quire.engine.options import EngineOptions, named_values
+from quire.engine.option import named_values
+from quire.engine.options import EngineOptions
 from quire.engine.start import task_of
 from quire.hub import resolve_model
 from quire.runtime.available_memory import available_memory
@@ -249,8 +250,8 @@ class Slot:
             await self.client.drain()
 
     async def loaded(self) -> EngineClient:
-        """Its engine, when it runs. At most max_queued_requests wait for that."""
-        if self.client is not None and self.client.state == "stopped":  # it died too often
+        """The model's engine, when it runs. At most max_queued_requests wait for that."""
+        if self.client is not None and self.client.state == "stopped":  # the engine died too often
             self.client = None
         if self.client is None:
             if self._waiting > self.options.max_queued_requests:
@@ -262,7 +263,7 @@ class Slot:
                 await asyncio.shield(self._loading)  # a request that is cancelled does not stop it for the others
             finally:
                 self._waiting -= 1
-            if self.client is None:  # it was unloaded again at once
+            if self.client is None:  # the model was unloaded again at once
                 return await self.loaded()
         self.last_used = time.monotonic()
         return self.client

@@ -60,7 +60,7 @@ class OneModel:
 
 
 async def find_loaded(models: Models, name: str | None) -> ResolvedModel:
-    """As `models.find`, for callers that only look at a model: it is not loaded for them."""
+    """`models.find` for callers that only look at a model: it is not loaded for them."""
     served = {model.name: model for model in models.offers()}
     if name is not None and name not in served:
         raise unknown_model(name, list(served))

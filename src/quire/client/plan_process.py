@@ -25,8 +25,9 @@ from quire.planning.formats import FORMATS, find_format
 from quire.planning.hardware import HARDWARE, PRICE_SOURCE, Hardware, find_hardware, kv_dtype_on
 from quire.planning.memory import EngineLimits, Load
 from quire.planning.packed_bytes import packing_of
-from quire.planning.plan import Plan, Setup, make_plan
+from quire.planning.plan import Plan, Setup
 from quire.planning.planned_model import PlannedModel, plan_model
+from quire.planning.planner import make_plan
 from quire.planning.report import as_json
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import SHAPES, shape_config
@@ -76,7 +77,7 @@ def plan_reply(request: PlanRequest) -> dict[str, Any]:
 
 
 def _plan(request: PlanRequest, model: PlannedModel, kv: KVSpec, hardware: Hardware) -> Plan:
-    """As `quire plan` makes it."""
+    """The same plan that `quire plan` makes."""
     load = Load(users=request.users, context=request.context, prompt=request.prompt, output=request.output)
     limits = EngineLimits(num_loras=request.loras, lora_rank=request.rank, threads=hardware.threads)
     setup = Setup(hardware=hardware, tp=request.tp, limits=limits, price=request.price, eight_bit=not hardware.is_gpu)

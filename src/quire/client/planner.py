@@ -39,7 +39,7 @@ class Planner:
             if len(self._making) >= MAX_WAITING:
                 raise QueueFull(f"{MAX_WAITING} plans are being made, which is the limit", "try again", retry_after=1)
             self._making[key] = asyncio.create_task(self._make(key))
-        return await asyncio.shield(self._making[key])  # it goes on if this client leaves
+        return await asyncio.shield(self._making[key])  # the plan is made even if this client leaves
 
     async def _make(self, key: bytes) -> bytes:
         try:

@@ -161,7 +161,8 @@ class PrefillEngine:
             self._engine.send(PingEngine())
 
     async def _kill_stalled(self) -> None:
-        """It has nothing to lose, and blocks of decode engines that it might still write to are held until it ends."""
+        """Kill an engine that does not answer. It has nothing to lose, and blocks of decode engines that it might still
+        write to are held until it ends."""
         while True:
             await asyncio.sleep(min(CHECK_INTERVAL, self._watchdog.seconds / 4))
             if self._is_ready and self._engine is not None and self._watchdog.stalled:

@@ -231,7 +231,7 @@ class Prompter:
     def _thinking_before_answer(
         self, params: SamplingParams, request: GenerateRequest, ids: list[int]
     ) -> Thinking | None:
-        """None: structured output holds from the first token."""
+        """The reasoning that may precede structured output; None: this holds from the first token."""
         reasoning = request.reasoning
         if params.enable_in_reasoning is False and reasoning is None:
             reasoning = chat_format(self.tokenizer.chat_template or "").reasoning

@@ -56,7 +56,7 @@ class RayCluster:
         self.stages_per_node = max(amount // each for amount in amounts)
 
     def _connect(self) -> list[dict[str, Any]]:
-        """In a thread: it takes a second or two. -> the nodes"""
+        """Join the cluster -> its nodes. This takes a second or two, and runs in a thread."""
         import ray
 
         address = os.environ.get("RAY_ADDRESS", "auto")
@@ -148,7 +148,7 @@ def _more_room(resource: str, num_stages: int) -> str:
 
 
 def result_of(reference: Any) -> "asyncio.Future[Any]":
-    """What a method of an actor returns, on the event loop."""
+    """Await what a method of an actor returns, on the event loop."""
     return asyncio.wrap_future(reference.future())
 
 

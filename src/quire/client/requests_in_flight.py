@@ -16,7 +16,7 @@ from quire.engine.options import EngineOptions
 
 
 class RequestsInFlight:
-    """They outlive the engine process."""
+    """The requests that were submitted and have not finished. They outlive the engine process."""
 
     def __init__(self, options: EngineOptions, send: Callable[[ToEngine], None]) -> None:
         """`send`: to the engine of the moment."""
@@ -63,12 +63,12 @@ class RequestsInFlight:
         self._idle.clear()
 
     def started(self, request: InFlight) -> None:
-        """It has its first output."""
+        """A request has its first output."""
         request.waiting = False
         self.forecast.begun(request.num_prompt_tokens)
 
     def remove(self, request: InFlight) -> bool:
-        """It has ended, or left for another engine. -> whether it was here"""
+        """Forget a request that has ended, or left for another engine. -> whether it was here"""
         if self.by_id.pop(request.id, None) is None:
             return False
         self.num_tokens -= request.num_prompt_tokens

@@ -51,7 +51,7 @@ class Observer(Protocol):
         """All requests in flight have been cancelled."""
 
     def tokens(self, gaps: list[TokenGap]) -> None:
-        """Of samples that gained tokens."""
+        """Samples have gained tokens: a gap for each."""
 
     def request(self, record: RequestRecord) -> None: ...
 
@@ -59,10 +59,10 @@ class Observer(Protocol):
         """The engine died and is started again, with `num_retried` requests; it died of `num_charged`, which ended."""
 
     def loaded(self) -> None:
-        """Its engine runs."""
+        """The engine of a model runs."""
 
     def unloaded(self) -> None:
-        """Its engine was ended to make room for another model."""
+        """The engine of a model was ended to make room for another."""
 
 
 class TextStream(Protocol):
@@ -79,7 +79,7 @@ class TextStream(Protocol):
         """Call it whenever `take` has something new: once for all that came together."""
 
     def take(self) -> list[TextEvent]:
-        """Those that have come since. One with an `error` is the last."""
+        """The events that have come since the last call. One with an `error` is the last."""
 
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 
@@ -102,7 +102,7 @@ class Service(Protocol):
         """Cancelling the call cancels the request. Raises as `submit` does, and if the model has no embeddings."""
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """By a cross-encoder, or as cosines of embeddings."""
+        """The relevance of pairs of texts: by a cross-encoder, or as cosines of embeddings."""
 
     async def reset_prefix_cache(self, tenant: str = "") -> bool:
         """Forget the prefixes that a tenant has in the KV cache. -> whether none is left: requests in flight keep

@@ -137,7 +137,7 @@ class Submissions:
     def _submit_or_fail(self, request: InFlight) -> bool:
         try:
             self._submit(request)
-        except (OverflowError, TypeError, ValueError):  # it cannot be encoded: only this request fails
+        except (OverflowError, TypeError, ValueError):  # the request cannot be encoded: only this one fails
             log.exception("request %s cannot be given to an engine", request.id)
             request.fail("the request cannot be given to the engine")
             return False

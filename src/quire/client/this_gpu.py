@@ -10,7 +10,7 @@ DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU, with its nam
 
 
 def this_gpu() -> Hardware:
-    """By the name that the driver gives the first one: `NVIDIA A100-SXM4-80GB` is a100-80gb."""
+    """The hardware of the first GPU, by the name that the driver gives it: `NVIDIA A100-SXM4-80GB` is a100-80gb."""
     name = _name()
     words = set(re.split(r"[\s-]+", name.lower()))
     rows = [row for row in HARDWARE.values() if row.is_gpu and set(row.name.split("-")) <= words]

@@ -16,7 +16,7 @@ class Beam:
     logprob: float = 0.0  # the sum over `tokens`
     logprobs: list[list[IdLogprob]] = field(default_factory=list)  # for each token: itself, then the best alternatives
     score: float = 0.0  # of an ended beam: logprob / length ** length_penalty
-    stop_token: int | None = None  # that ended it; None: it reached its maximum length
+    stop_token: int | None = None  # the token that ended the beam; None: it reached its maximum length
 
 
 class BeamSearch:

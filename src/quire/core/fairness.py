@@ -28,7 +28,7 @@ class VirtualCounters:
         self._counters[tenant] = counter + tokens / weight
 
     def correct(self, tenant: str, tokens: float, weight: float) -> None:
-        """It took so many tokens more (or fewer) than it was charged with."""
+        """Count the tokens that a request took beyond those it was charged with (negative: fewer)."""
         self._counters[tenant] = self._counters.get(tenant, 0.0) + tokens / weight
 
     def values(self) -> Mapping[str, float]:

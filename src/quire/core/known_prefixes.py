@@ -72,7 +72,7 @@ class ApproximatePrefixes:
             known.popitem(last=False)
 
     def forget(self, worker: int) -> None:
-        """It was restarted, or removed: its cache is empty."""
+        """Forget the prefixes of a worker that was restarted or removed: its cache is empty."""
         kept = ~(1 << worker + FOLLOWER_BITS)
         left = [(block, value & kept) for block, value in self._known.items()]
         self._known = OrderedDict((block, value) for block, value in left if value >> FOLLOWER_BITS)
@@ -96,7 +96,7 @@ class PrefixHolder(Protocol):
 
     @property
     def mask(self) -> int:
-        """Its bit in sets of workers."""
+        """The worker's bit in sets of workers."""
 
     @property
     def load(self) -> float: ...

@@ -109,7 +109,7 @@ class KVBlocks:
         self.pool.release(seq.block_table[seq.num_freed : first])
         seq.block_table[seq.num_freed : first] = [NULL_BLOCK] * (first - seq.num_freed)
         seq.num_freed = first
-        if seq.num_indexed <= first:  # it left the tree earlier: its node may be removed now
+        if seq.num_indexed <= first:  # the sequence left the tree earlier: its node may be removed now
             seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
 
     def try_admit(self, seq: Sequence, num_reserved: int) -> bool:
@@ -162,7 +162,7 @@ class KVBlocks:
         last = (len(seq.tokens) - 1) // self.block_size
         start = seq.num_indexed
         if self.computes_again and len(seq.block_table) > start:
-            return  # it has blocks of its own that wait for a token to be known
+            return  # the sequence has blocks of its own that wait for a token to be known
         path = self._match(seq, seq.node, start, last)
         if path:
             seq.node = path[-1]

@@ -118,7 +118,8 @@ class KVEvents:
             self._remove(hashed, HOST)
 
     def disk_cleared(self) -> None:
-        """Of some tenant; what others have there is found again when they use it."""
+        """A tenant's blocks on disk are gone. All are announced as gone: others' are announced again when they are
+        used."""
         if self._on_disk:
             self._events.append(RemovedBlocks(list(self._on_disk), DISK))
             self._on_disk.clear()
@@ -144,7 +145,7 @@ class _StoredBlock:
 
 
 class StoredMirror:
-    """What is stored after all events so far: a new listener begins with it."""
+    """The blocks that are stored after all events so far: a new listener begins with these."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _StoredBlock] = {}
@@ -153,7 +154,7 @@ class StoredMirror:
         return len(self._blocks)
 
     def places(self) -> dict[int, frozenset[str]]:
-        """By block: pool, host, disk."""
+        """The places of each block, by its hash: pool, host, disk."""
         return {name: frozenset(block.places) for name, block in self._blocks.items()}
 
     def apply(self, events: Iterable[KVEvent]) -> None:

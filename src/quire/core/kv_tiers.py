@@ -47,7 +47,7 @@ class BlockStore(Protocol):
         """How much longer steps take because one block is saved beside them; 0: no longer."""
 
     def touch(self, keys: Many[BlockKey]) -> None:
-        """These blocks, one behind the other, are used in the pool: others are to be removed first."""
+        """Blocks, one behind the other, are used in the pool: others are to be removed first."""
 
     def clear(self, tenant: bytes) -> None:
         """Forget the blocks of a tenant, given its digest."""
@@ -142,10 +142,10 @@ class KVTiers:
             block = next(iter(self._unsaved))
             node = self._unsaved.pop(block)
             if node.block != block:
-                self._disk_stats.skipped_blocks += 1  # it was evicted
+                self._disk_stats.skipped_blocks += 1  # the node was evicted
                 continue
             if self._index.find(node.key) is not None:
-                continue  # it is on the host already
+                continue  # the block is on the host already
             host = self._host.take()
             plan.swap_out.append((block, host))
             if self._keep:
@@ -157,7 +157,7 @@ class KVTiers:
                 plan.saves.append((host, node.key))
 
     def _save_seconds(self, is_idle: bool) -> float:
-        """By which saving a block makes steps longer, where that limits it."""
+        """Seconds by which saving a block makes steps longer; 0 where blocks are saved whatever it takes."""
         is_limited = self._store is not None and not is_idle and not self._write_through
         return self._store.save_seconds() if self._store is not None and is_limited else 0.0
 
@@ -237,7 +237,7 @@ class KVTiers:
         path = self._tree.match(seq.group.namespace, None, seq.tokens, 0, last)
         if seq.num_arrived:
             if self._is_continued(seq, path) and not seq.group.computes_prompt_logprobs(seq):
-                return False  # they have arrived
+                return False  # the blocks have arrived
             self.drop_arrived(seq)
         return can_ask and self._begin_fetch(seq, path, plan)
 
@@ -290,7 +290,7 @@ class KVTiers:
         self._fetched_keys.update(key for key, _ in blocks)
 
     def _blocks_of(self, fetch: Fetch) -> list[int]:
-        """Its host blocks, without a host slot."""
+        """The host blocks of a fetch; a host slot, which has a number behind theirs, is left out."""
         return [host for _, host in fetch.blocks if host < self._host.num_blocks]
 
     def _release_host(self, ids: list[int]) -> None:
@@ -306,7 +306,7 @@ class KVTiers:
         """The store has read the first `num_blocks` of a fetch; it could not read the next."""
         arrived = self._fetches.pop(fetch_id)
         blocks = [host for _, host in arrived.fetch.blocks]
-        if arrived.seq.fetch is not arrived.fetch:  # it was given up, or the sequence has ended
+        if arrived.seq.fetch is not arrived.fetch:  # the fetch was given up, or the sequence has ended
             self._release_host(blocks)
             return
         self._end_wait(arrived, blocks[:num_blocks])
@@ -389,7 +389,7 @@ class KVTiers:
             self._uncounted.clear()
 
     def stats(self) -> dict[str, TierStats]:
-        """By tier: "host" and "disk", where they are."""
+        """Statistics by tier: "host" and "disk", where these exist."""
         stats = {}
         if self._keep:
             stats["host"] = replace(self._host_stats, stored_bytes=len(self._index) * self._block_bytes)

@@ -150,7 +150,9 @@ def _check_resumed(request: Request, length: int, num_prompt: int) -> None:
     params = request.params
     if params.beam_width or params.num_samples > params.n:
         raise BadRequest(
-            "tokens are resumed for a request that delivers only its best samples at the end", param="resumed"
+            "the request has tokens to resume from, and delivers only its best samples, at the end",
+            "send it again without these tokens",
+            param="resumed",
         )
     if len(request.resumed) != params.num_samples:
         raise BadRequest(

@@ -37,7 +37,7 @@ class PageTiers(KVTiers):
         self._pages, self._blocks_a_page = (
             pages,
             page_bytes / max(options.block_bytes, 1),
-        )  # that have the bytes of a page
+        )  # host blocks that have the bytes of a page
         self._unsaved_pages: dict[PrefixNode, None] = {}
         self._saving_pages: set[int] = set()  # host blocks whose page the store writes
         pages.window_kept = self._note_page
@@ -172,7 +172,7 @@ class PageTiers(KVTiers):
         self._host.release([self._host_block(host) for host in ids])
 
     def _host_block(self, number: int) -> int:
-        """Of a host block, or of the page of one."""
+        """The host block of a number, which may be that of the block's window page."""
         return number - self._host.num_blocks if number >= self._host.num_blocks else number
 
     # ---- seen from outside

@@ -85,7 +85,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     structured: Structured | None = None  # structured output; None: any text
-    structured_outputs: Any = None  # the same, or a mapping of its fields, as scripts for vLLM give it
+    structured_outputs: Any = None  # `structured`, or a mapping of its fields, as scripts for vLLM give it
     guided_decoding: Any = None  # and as older ones do
     enable_in_reasoning: bool | None = None  # structured output holds from the first token; None: if text is not split
     thinking_token_budget: int | None = None  # tokens of reasoning at most; None: as many as the model takes
@@ -127,7 +127,7 @@ class SamplingParams:
 
     @property
     def needs_masks(self) -> bool:
-        """What was sampled decides which tokens may follow."""
+        """Whether the tokens that were sampled decide which may follow."""
         return self.structured is not None or self.thinking is not None
 
     @property
@@ -144,7 +144,7 @@ class SamplingParams:
         self._check_logprobs()
         self._check_beams()
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise BadRequest(f"seed is {self.seed}, and 64 bits are kept", param="seed")
+            raise BadRequest(f"seed is {self.seed}, and it must fit in 64 bits", param="seed")
 
     def _check_counts(self) -> None:
         _at_least("n", self.n, 1)
@@ -208,7 +208,11 @@ class SamplingParams:
             return
         _between("beam_width", self.beam_width, 1, MAX_SAMPLES)
         if self.n > self.beam_width:
-            raise BadRequest(f"n is {self.n} and beam_width is {self.beam_width}", param="n")
+            raise BadRequest(
+                f"n is {self.n}, and {self.beam_width} beams give no more results",
+                "ask for a larger beam_width",
+                param="n",
+            )
         if self.logprob_token_ids:
             raise BadRequest(
                 "logprob_token_ids is given, and a beam search knows the logprobs of its best continuations alone",

@@ -22,7 +22,7 @@ class Admission:
     sample: int  # which sample of its request: randomness is keyed by (seed, sample, position)
     tokens: list[int]  # prompt, then output so far
     num_prompt: int
-    blocks: list[int]  # its block table, including the blocks of this step
+    blocks: list[int]  # the sequence's block table, including the blocks of this step
     stop_ids: list[int]  # tokens that are not sampled before min_tokens
     num_encoder_tokens: int = 0  # leading tokens that the encoder reads; their slots are padded to whole blocks
     adapter: int = -1  # the slot of its LoRA adapter; -1: none
@@ -113,7 +113,7 @@ class StepPlan:
     page_swap_out: list[tuple[int, int]] = field(default_factory=list)  # (window page, host block)
     page_swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, window page)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
-    page_copies: list[tuple[int, int]] = field(default_factory=list)  # the same of window pages
+    page_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target) of window pages
     adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the LoRA adapter to load into it)
     admitted: list[Admission] = field(default_factory=list)
 

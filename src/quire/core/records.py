@@ -28,7 +28,7 @@ class TransferStats:
     prefills: int = 0  # asked of other engines
     failed: int = 0  # of these, ended before all blocks had arrived
     tokens: int = 0  # whose keys and values arrived
-    wait_seconds: float = 0.0  # that sequences waited for them
+    wait_seconds: float = 0.0  # seconds that sequences waited for the tier's blocks
     received_bytes: int = 0
     sent_bytes: int = 0
     in_flight: int = 0  # prefills whose host blocks are held
@@ -59,7 +59,7 @@ class SchedulerStats:
 
 
 def merged(stats: Sequence[SchedulerStats]) -> SchedulerStats:
-    """Of several engines as if they were one."""
+    """The statistics of several engines as if these were one."""
     if len(stats) == 1:
         return stats[0]
     total = SchedulerStats()

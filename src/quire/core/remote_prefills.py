@@ -43,7 +43,7 @@ class _PrefillInFlight:
     seq: Sequence
     began: float
     num_here: int  # leading tokens that are computed without it
-    num_blocks: int = 0  # that have arrived
+    num_blocks: int = 0  # blocks that have arrived
     num_seen: int = 0  # of these, looked at for the pool
 
 
@@ -177,7 +177,8 @@ class RemotePrefills:
         self._stats.wait_seconds += self.now - ended.began
 
     def given_up(self, prefill_id: int) -> None:
-        """Its engine does not answer, and may still write: the sequence goes on, and the host blocks stay held."""
+        """The engine of a prefill does not answer, and may still write: the sequence goes on, and the host blocks stay
+        held."""
         flight = self._in_flight[prefill_id]
         if flight.seq.prefill is flight.prefill:
             flight.seq.prefill = None

@@ -102,7 +102,7 @@ class Sequence:
         self.num_arrived = 0  # leading tokens that are computed if blocks that arrived on the host are swapped in
         self.num_fetched = 0  # of these, tokens in blocks from the disk
         self.num_gained = 0  # tokens that are not computed because a state arrived on the host
-        self.fetch_seconds = 0.0  # that it waited for them
+        self.fetch_seconds = 0.0  # seconds that it waited for blocks from the disk
         self.prefill: RemotePrefill | None = None  # blocks from another engine that it waits for
         self.num_prefills = 0  # how often it has asked other engines for blocks
         self.num_remote = 0  # tokens that other engines have computed for it; they are no hits of the prefix cache

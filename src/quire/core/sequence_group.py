@@ -120,7 +120,7 @@ class SequenceGroup:
         )
 
     def set_key(self, key: PolicyKey) -> None:
-        """Of a group that was never admitted. The queue that it waits in is to be sorted then."""
+        """Set the key of a group that was never admitted. The queue that it waits in is to be sorted then."""
         self.key = key
         for seq in self.live:
             seq.key = (*key, seq.sample)

@@ -199,7 +199,7 @@ class StateSlots:
         for position, slot in list(seq.checkpoints.items()):
             node = self._node(seq, position)
             if node is None and seq.index_at != NEVER:
-                continue  # its tokens are not known yet
+                continue  # the tokens of the block are not known yet
             del seq.checkpoints[position]
             self._released.append(slot)
             if node is None or self.has_checkpoint(node):
@@ -216,7 +216,7 @@ class StateSlots:
         self.index.add(slot, node)
 
     def _keep(self, node: PrefixNode) -> None:
-        """Its checkpoint is to go beyond the slots."""
+        """Have the checkpoint of a node saved in a tier beyond the slots."""
         self.checkpoint_kept(node)
 
     def _supersede_above(self, node: PrefixNode) -> None:

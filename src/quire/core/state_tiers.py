@@ -44,7 +44,7 @@ class StateTiers(KVTiers):
     ) -> None:
         super().__init__(tree, host, index, store, options)
         self._states, self._slot_bytes = states, slot_bytes
-        self._blocks_a_state = slot_bytes / max(options.block_bytes, 1)  # that have the bytes of a state
+        self._blocks_a_state = slot_bytes / max(options.block_bytes, 1)  # blocks that have the bytes of a state
         self._unsaved_states: dict[PrefixNode, None] = {}
         self._saving_states: set[int] = set()  # host slots that the store writes
         states.checkpoint_kept = self._note_state
@@ -127,7 +127,7 @@ class StateTiers(KVTiers):
             self._states.start_from_host(seq, found.host)
 
     def _path_keys(self, seq: Sequence, start: int) -> list[BlockKey]:
-        """Of all full blocks of a waiting sequence, whose first `start` are in the pool."""
+        """The keys of all full blocks of a waiting sequence, whose first `start` are in the pool."""
         path, node = [], seq.node if start else None
         for _ in range(start):
             assert node is not None

@@ -23,6 +23,6 @@ class StepTimeController:
             self._rate += (rate - self._rate) * (RATE_EMA_WEIGHT if self._rate else 1.0)
 
     def max_tokens(self, is_resuming: bool) -> int:
-        """Of one step. `is_resuming`: resumed sequences are to catch up in it."""
+        """The token budget of one step. `is_resuming`: resumed sequences are to catch up in it."""
         seconds = max(self._target_seconds, RESUMING_SECONDS) if is_resuming else self._target_seconds
         return int(self._rate * seconds) if self._rate else sys.maxsize

@@ -88,7 +88,7 @@ def _addresses(given: dict[str, Any], role: str) -> tuple[str, ...]:
 
 
 def _instead(given: dict[str, Any]) -> str:
-    """What to do here for a role that there is not."""
+    """The hint of an error that names a role which Quire does not have."""
     if given.get("kv_connector") in _STORES:
         extra = given.get("kv_connector_extra_config")
         num_bytes = extra.get("cpu_bytes_to_use") if isinstance(extra, dict) else None

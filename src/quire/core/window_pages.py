@@ -194,7 +194,7 @@ class WindowPages:
                 self.index.remove(page)
 
     def _note_window(self, seq: Sequence, num_blocks: int) -> None:
-        """Of a token behind the first `num_blocks`, which are in the tree, if `seq` still has them."""
+        """Note the window of a token behind the first `num_blocks`, which are in the tree, if `seq` still has them."""
         if self.window_kept is not None:
             for block in seq.block_table[self.window.first_block(num_blocks * self._size) : num_blocks]:
                 self._note_kept(block)

@@ -26,7 +26,8 @@ class KVEventsConfig:
 
     @property
     def binds(self) -> bool:
-        """As in vLLM, a wildcard is listened on and any other host is connected to; so is this machine listened on."""
+        """Whether the endpoint is listened on. As in vLLM, a wildcard is listened on and any other host is connected
+        to; so is this machine listened on."""
         scheme, _, host = self.endpoint.partition("://")
         return scheme in ("ipc", "inproc") or "*" in host or "::" in host or host.startswith(_LOCAL)
 

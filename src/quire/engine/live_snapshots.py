@@ -46,7 +46,7 @@ class LiveSnapshots:
 
     @property
     def seconds_until_due(self) -> float | None:
-        """None: nothing has changed."""
+        """Seconds until the next snapshot is due; None: nothing has changed since the last."""
         return max(self._due - time.monotonic(), 0.0) if self._changed else None
 
     def take(self) -> Snapshot | None:

@@ -38,7 +38,7 @@ def planned_weight_bytes(path: Path, options: ExecutorOptions) -> int | None:
 
 
 def _least(checkpoint: Checkpoint, options: ExecutorOptions, quantization: str | None) -> "MemoryPlan":
-    """What serving one short request takes."""
+    """The memory that serving one short request takes: the least with which an engine can run."""
     from quire.planning.memory import Load, plan_memory
     from quire.planning.packed_bytes import NativeFormat
     from quire.planning.planned_model import plan_model
@@ -64,7 +64,7 @@ def _what_fits(checkpoint: Checkpoint, options: ExecutorOptions, memory: "Memory
 
 
 def file_bytes(path: Path) -> int:
-    """Of all files of a checkpoint. Costs nothing, unlike opening them."""
+    """The size of all files of a checkpoint. Costs nothing, unlike opening them."""
     path = find_checkpoint(path)
     if path.is_dir():
         files = list(path.iterdir())

@@ -19,7 +19,7 @@ class Start(msgspec.Struct, tag=True):
     path: str  # the checkpoint, found and fetched
     options: EngineOptions
     adapters: dict[str, str] = {}  # key -> path of its files
-    restarted: bool = False  # it replaces an engine that died
+    restarted: bool = False  # this engine replaces one that died
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -47,7 +47,7 @@ class LoadAdapter(msgspec.Struct, tag=True):
 
 
 class UnloadAdapter(msgspec.Struct, tag=True):
-    """As soon as no request uses it."""
+    """Unload an adapter as soon as no request uses it."""
 
     key: str
 

@@ -3,13 +3,15 @@
 import difflib
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
 from quire.core.transfer_config import TransferConfig, read_transfer_config
+from quire.engine.generation_advice import check_generation_override
+from quire.engine.option import check_minimums, named_values, option
 from quire.engine.peers import PEER_OPTIONS
 from quire.engine.peers.kinds import Renamed, translate, warning
 from quire.engine.placement import check_placement
@@ -42,11 +44,6 @@ _SAME_FORMAT = {
 _LOADED_BY_CONTENT = ("hf", "pt", "safetensors", "gguf", "bitsandbytes", "mistral")  # vLLM's names of file formats
 
 
-def option(default: Any, help: str, **more: Any) -> Any:
-    """A field with its help text; `more` is described in cli/flags.py."""
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Names and meanings are vLLM's where vLLM has them."""
@@ -65,7 +62,7 @@ class EngineOptions:
     )
     revision: str | None = option(None, "branch, tag or commit of a hub repository")
     max_model_len: int | None = option(
-        None, "longest prompt plus output, in tokens (default: what the model was made for)"
+        None, "longest prompt plus output, in tokens (default: what the model was made for)", minimum=2
     )
     rope_scaling: str | None = option(
         None,
@@ -73,29 +70,32 @@ class EngineOptions:
         """config.json has it: '{"rope_type": "yarn", "factor": 4.0}'""",
         metavar="KIND|JSON",
     )
-    rope_scale: float | None = option(None, "by how much: the factor of that scaling (alone: linear)")
+    rope_scale: float | None = option(None, "by how much: the factor of that scaling (alone: linear)", minimum=0.001)
     yarn_orig_ctx: int | None = option(
-        None, "the context that yarn starts from (default: what the model was made for)", metavar="TOKENS"
+        None, "the context that yarn starts from (default: what the model was made for)", metavar="TOKENS", minimum=1
     )
-    rope_theta: float | None = option(None, "the base of the RoPE frequencies, instead of the checkpoint's")
+    rope_theta: float | None = option(
+        None, "the base of the RoPE frequencies, instead of the checkpoint's", minimum=0.001
+    )
     hf_overrides: str | None = option(
         None,
         """the same in vLLM's words: '{"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}'; it may also have """
         "max_position_embeddings",
         metavar="JSON",
     )
-    max_num_seqs: int = option(256, "sequences computed together at most")
+    max_num_seqs: int = option(256, "sequences computed together at most", minimum=1)
     max_num_batched_tokens: int = option(
-        512, "tokens computed in one step at most: a longer prompt takes several steps"
+        512, "tokens computed in one step at most: a longer prompt takes several steps", minimum=1
     )
     long_prefill_token_threshold: int = option(
-        0, "tokens of one prompt in one step at most (0: no limit but the step's)"
+        0, "tokens of one prompt in one step at most (0: no limit but the step's)", minimum=0
     )
     target_itl_ms: int | None = option(
         None,
         "prompts make a step about this long at most while answers are written (default: 30 in servers; 0: no limit)",
+        minimum=0,
     )
-    block_size: int = option(16, "tokens a block of the KV cache holds")
+    block_size: int = option(16, "tokens a block of the KV cache holds", minimum=1)
     enable_prefix_caching: bool = option(True, "share the KV cache of equal prompt prefixes between requests")
     kv_cache_dtype: str = option(
         "auto",
@@ -111,13 +111,19 @@ class EngineOptions:
         synonyms={"fp32": "float32", "f32": "float32", "bf16": "bfloat16"},
     )
     kv_cache_memory_bytes: int | None = option(
-        None, "memory for the KV cache (default: half of what is free, 4 GiB at most)", unit="bytes", metavar="SIZE"
+        None,
+        "memory for the KV cache (default: half of what is free, 4 GiB at most)",
+        unit="bytes",
+        metavar="SIZE",
+        minimum=1,
     )
     swap_space: float = option(
-        0.0, "GiB of memory that preempted sequences are moved to instead of being computed again"
+        0.0, "GiB of memory that preempted sequences are moved to instead of being computed again", minimum=0
     )
     kv_offloading_size: float = option(
-        0.0, "on a GPU: GiB of pinned memory that prefixes go to when the KV cache is full, and come back from"
+        0.0,
+        "on a GPU: GiB of pinned memory that prefixes go to when the KV cache is full, and come back from",
+        minimum=0,
     )
     kv_disk_path: str | None = option(
         None,
@@ -125,7 +131,9 @@ class EngineOptions:
         "one machine may share it",
         metavar="DIR",
     )
-    kv_disk_size: float = option(16.0, "GiB that this directory holds at most; what was not used for longest goes")
+    kv_disk_size: float = option(
+        16.0, "GiB that this directory holds at most; what was not used for longest goes", minimum=0
+    )
     kv_disk_write_policy: str = option(
         "write_back",
         "when blocks go to this directory: write_back, as far as it takes next to nothing from steps, and when the "
@@ -166,7 +174,7 @@ class EngineOptions:
         synonyms=_SAME_FORMAT,
         metavar="METHOD",
     )
-    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that may be taken")
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that may be taken", minimum=0.01)
     enforce_eager: bool = option(False, "launch every op by itself instead of replaying CUDA graphs")
     batch_invariant: bool = option(False, "on a GPU: the same bits whatever else is in the batch, at a price in speed")
     enable_lora: bool = option(False, "let requests ask for LoRA adapters, by the names these are loaded under")
@@ -177,8 +185,8 @@ class EngineOptions:
         metavar="NAME=PATH",
         several=True,
     )
-    max_loras: int = option(4, "LoRA adapters used in one step at most; requests for more wait")
-    max_lora_rank: int = option(64, "the highest rank of a LoRA adapter")
+    max_loras: int = option(4, "LoRA adapters used in one step at most; requests for more wait", minimum=1)
+    max_lora_rank: int = option(64, "the highest rank of a LoRA adapter", minimum=1)
     speculative_config: str | None = option(
         None,
         """speculative decoding: draft tokens are verified in one step; outputs stay the same: '{"method": "ngram", """
@@ -206,21 +214,27 @@ class EngineOptions:
         "which requests run first: as they come, by priority, or by the shares of their keys (fair)",
         choices=("fcfs", "priority", "fair"),
     )
-    max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
+    max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429", minimum=0)
     max_wait: float | None = option(
-        None, "seconds until the first token; a request that would have to wait longer is answered with 429 at once"
+        None,
+        "seconds until the first token; a request that would have to wait longer is answered with 429 at once",
+        minimum=0,
     )
     threads: int | None = option(
-        None, "threads that compute (default: as many as CPUs this process may use, one less from 12 on)"
+        None, "threads that compute (default: as many as CPUs this process may use, one less from 12 on)", minimum=1
     )
     tensor_parallel_size: int = option(
-        1, "processes that compute the model together, each with a part of every matrix; on a CPU, or a GPU for each"
+        1,
+        "processes that compute the model together, each with a part of every matrix; on a CPU, or a GPU for each",
+        minimum=1,
     )
     enable_expert_parallel: bool = option(
         False, "each of these processes has whole experts of a MoE model, instead of a part of every expert"
     )
     pipeline_parallel_size: int = option(
-        1, "processes that compute the model one after the other, each with some of its layers; on a CPU, or a GPU each"
+        1,
+        "processes that compute the model one after the other, each with some of its layers; on a CPU, or a GPU each",
+        minimum=1,
     )
     pipeline_stages: str | None = option(
         None,
@@ -228,13 +242,18 @@ class EngineOptions:
         metavar="HOST:PORT,...",
     )
     cpu_layers: int = option(
-        0, "layers, the first ones, that the CPU computes where the others are on a GPU which has no room for all"
+        0,
+        "layers, the first ones, that the CPU computes where the others are on a GPU which has no room for all",
+        minimum=0,
     )
-    gpu_layers: int | None = option(None, "the same by the other side: layers, the last ones, that are on the GPU")
+    gpu_layers: int | None = option(
+        None, "the same by the other side: layers, the last ones, that are on the GPU", minimum=0
+    )
     offload_weights: float = option(
         0.0,
         "GiB of weights that a GPU need not hold: they are in host memory, and copied to it while it computes the "
         "layers before them",
+        minimum=0,
     )
     offload_folder: str | None = option(
         None, "where offloaded weights are kept that host memory has no room for", metavar="PATH"
@@ -243,6 +262,7 @@ class EngineOptions:
         1,
         "engines that each have the whole model, behind one address: a request goes where its prefix is cached, or "
         "where there is least to do",
+        minimum=1,
     )
     distributed_executor_backend: str = option(
         "mp",
@@ -272,10 +292,7 @@ class EngineOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, minimum in _MIN_VALUES.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
+        check_minimums(self)
         named_values(self.lora_modules, "lora_modules", "PATH")
         check_placement(self)
         check_tiers(self)
@@ -302,7 +319,7 @@ class EngineOptions:
 
     @property
     def stage_addresses(self) -> tuple[str, ...]:
-        """Of the stages on other machines."""
+        """The addresses at which stages on other machines listen."""
         return tuple(filter(None, (self.pipeline_stages or "").split(",")))
 
     @property
@@ -316,7 +333,7 @@ class EngineOptions:
 
     @property
     def speculation(self) -> "SpecConfig | None":
-        """None: no speculative decoding."""
+        """How draft tokens are proposed; None: no speculative decoding."""
         if all(getattr(self, name) is None for name in SPECULATION):
             return None
         from quire.runtime.spec.config import read_config
@@ -333,7 +350,7 @@ class EngineOptions:
 
     @property
     def kv_events(self) -> "KVEventsConfig | None":
-        """None: no events are published."""
+        """Where events of the prefix cache are published; None: they are not."""
         if self.kv_events_config is None:
             return None
         from quire.engine.kv_events_config import read_kv_events_config
@@ -342,7 +359,7 @@ class EngineOptions:
 
     @property
     def kv_transfer(self) -> TransferConfig | None:
-        """None: the KV cache stays in this engine."""
+        """How KV blocks come from another engine, or go there; None: they stay in this one."""
         return None if self.kv_transfer_config is None else read_transfer_config(self.kv_transfer_config)
 
     @property
@@ -386,37 +403,6 @@ def _without_peer_options(given: Mapping[str, Any], known: Mapping[str, Any]) ->
     return values
 
 
-# What generation_config.json can advise, by Hugging Face's names: those that vLLM takes from it.
-GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
-
-
-def check_generation_override(text: str | None) -> None:
-    name = "override_generation_config"
-    try:
-        values = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"{name} is not JSON: {error}", """write '{"temperature": 0.5}'""", param=name) from None
-    if not isinstance(values, dict):
-        raise BadRequest(f"{name} is no JSON object", """write '{"temperature": 0.5}'""", param=name)
-    for key, value in values.items():
-        if key not in GENERATION_FIELDS:
-            raise BadRequest(f"{name} has `{key}`", f"it may have {', '.join(GENERATION_FIELDS)}", param=name)
-        checked_advice(key, value)
-
-
-def checked_advice(name: str, value: Any) -> int | float:
-    """One value of a generation config; raises `BadRequest` where it is no number, or an impossible one."""
-    from quire.core.params import SamplingParams
-
-    field_name = "max_tokens" if name == "max_new_tokens" else name
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRequest(f"{name} is {value!r}", f"{name} must be a number", param=name)
-    number: int | float = int(value) if field_name in ("top_k", "max_tokens") else value
-    given: dict[str, Any] = {field_name: number}
-    SamplingParams(**given)
-    return number
-
-
 JSON_OPTIONS = (
     "rope_scaling",
     "hf_overrides",
@@ -431,45 +417,3 @@ SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 ROPE = ("rope_scaling", "rope_scale", "yarn_orig_ctx", "rope_theta", "hf_overrides")  # the options that scale positions
 ENGINES = ("data_parallel_size", "distributed_executor_backend")  # the options of several engines
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
-
-
-def named_values(given: Sequence[str], option: str, kind: str) -> dict[str, str]:
-    """["a=x,b=y", "c=z"] -> {"a": "x", "b": "y", "c": "z"}"""
-    values: dict[str, str] = {}
-    for entry in (part for text in given for part in text.split(",")):
-        name, equals, value = entry.partition("=")
-        if not (name and equals and value):
-            raise BadRequest(f"{option} has `{entry}`", f"write NAME={kind}", param=option)
-        if name in values:
-            raise BadRequest(f"{option} has two called `{name}`", "give each a name of its own", param=option)
-        values[name] = value
-    return values
-
-
-_MIN_VALUES = {
-    "max_loras": 1,
-    "max_lora_rank": 1,
-    "max_model_len": 2,
-    "rope_scale": 0.001,
-    "rope_theta": 0.001,
-    "yarn_orig_ctx": 1,
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 1,
-    "long_prefill_token_threshold": 0,
-    "target_itl_ms": 0,
-    "block_size": 1,
-    "kv_cache_memory_bytes": 1,
-    "swap_space": 0,
-    "kv_offloading_size": 0,
-    "kv_disk_size": 0,
-    "max_queued_requests": 0,
-    "max_wait": 0,
-    "threads": 1,
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
-    "cpu_layers": 0,
-    "offload_weights": 0,
-    "gpu_layers": 0,
-    "gpu_memory_utilization": 0.01,
-}

@@ -1,14 +1,36 @@
 """Which options of where a model is computed go together."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.core.errors import BadRequest
 
-if TYPE_CHECKING:
-    from quire.engine.options import EngineOptions
+
+class PlacementOptions(Protocol):
+    """The options that say where layers and their weights are; `EngineOptions` has them."""
+
+    @property
+    def pipeline_parallel_size(self) -> int: ...
+
+    @property
+    def stage_addresses(self) -> tuple[str, ...]: ...
+
+    @property
+    def num_stages(self) -> int: ...
+
+    @property
+    def cpu_layers(self) -> int: ...
+
+    @property
+    def gpu_layers(self) -> int | None: ...
+
+    @property
+    def offload_weights(self) -> float: ...
+
+    @property
+    def offload_folder(self) -> str | None: ...
 
 
-def check_placement(options: "EngineOptions") -> None:
+def check_placement(options: PlacementOptions) -> None:
     if options.stage_addresses and options.pipeline_parallel_size not in (1, options.num_stages):
         raise BadRequest(
             f"pipeline_parallel_size is {options.pipeline_parallel_size}, and pipeline_stages names "

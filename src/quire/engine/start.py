@@ -46,7 +46,7 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
     from quire.executors.local import LocalExecutor
 
     if options.task in ("embed", "score"):
-        raise Unsupported(f"task is {options.task}, and this model is to generate", "use Embedder, or leave task out")
+        raise Unsupported(f"task is {options.task}, and this engine generates text", "use Embedder, or leave task out")
     given = executor_options(options)
     cpu_layers = num_cpu_layers(path, options, given)
     if cpu_layers is None:  # all of them

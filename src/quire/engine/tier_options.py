@@ -1,12 +1,9 @@
 """Which options of the prefix cache and its tiers go together."""
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import Any
 
 from quire.core.errors import BadRequest
-
-if TYPE_CHECKING:
-    from quire.engine.options import EngineOptions
 
 _OF_PREFIXES = {
     "kv_events_config": "publishes",
@@ -16,8 +13,8 @@ _OF_PREFIXES = {
 _OF_THE_DISK = {"kv_disk_size": "GiB", "kv_disk_write_policy": ""}
 
 
-def check_tiers(options: "EngineOptions") -> None:
-    """Refuse options of what is not there."""
+def check_tiers(options: Any) -> None:
+    """Refuse options of what is not there. `options`: an `EngineOptions`, whose file needs this one."""
     for name, does in _OF_PREFIXES.items():
         if getattr(options, name) and not options.enable_prefix_caching:
             raise BadRequest(

@@ -152,7 +152,7 @@ class PrefillsElsewhere:
 
 
 def transfers_of(scheduler: Scheduler, executor: Executor, vocab_size: int) -> PrefillsHere | PrefillsElsewhere | None:
-    """Those of a producer, of a consumer, or none."""
+    """The transfers of an engine that is a producer or a consumer; None: it is neither."""
     if scheduler.sends is not None:
         return PrefillsHere(scheduler, cast("KVProducer", executor.transfer), vocab_size)
     if scheduler.remote is not None:

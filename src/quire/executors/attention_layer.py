@@ -97,7 +97,7 @@ def _naive(rows: Float32, columns: list[int], head_dim: int, scale: float) -> Fl
 
 
 def _peak_resident(run: Callable[[], Any]) -> int | None:
-    """By Linux's own counter of the most memory a process had, which can be set back."""
+    """The most memory that this process had, by Linux's own counter, which can be set back."""
     try:
         ctypes.CDLL(None).malloc_trim(0)  # what was freed before is given back, and shows when it is taken again
         Path("/proc/self/clear_refs").write_text("5")

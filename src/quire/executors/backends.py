@@ -75,7 +75,7 @@ def warn_of_offloading(options: ExecutorOptions) -> None:
 
 
 def warn_of_tiers(options: ExecutorOptions, config: ModelConfig) -> None:
-    """Of models whose prefixes stay in the KV cache."""
+    """Warn where tiers were asked for, and the prefixes of this model stay in the KV cache."""
     given = {"kv_disk_path": options.kv_disk_path, "kv_offloading_size": options.host_tier_bytes}
     names = [name for name, value in given.items() if value]
     if isinstance(config, Seq2SeqConfig):

@@ -54,7 +54,7 @@ def host_memory(cache: KVCache, size: KVSize) -> Callable[[int], Buffers]:
 def block_format(
     model: str | Path, options: ExecutorOptions, size: KVSize, cache: KVCache, rank_bytes: Sequence[int] = ()
 ) -> BlockFormat:
-    """What tells the blocks of this engine from those of others."""
+    """The format of this engine's blocks on disk, with what tells them from those of other engines."""
     described = _described(options, size) + (f" of ranks {[*rank_bytes]}" if rank_bytes else "")
     return BlockFormat(
         fingerprint=fingerprint(find_checkpoint(Path(model)), described),
@@ -79,7 +79,7 @@ def _described(options: ExecutorOptions, size: KVSize) -> str:
     spec = size.spec
     if spec.windows is not None:  # how many pages there are decides nothing
         spec = replace(spec, windows=replace(spec.windows, num_pages=1))
-    if spec.states is not None:  # nor does the number of slots
+    if spec.states is not None:  # the number of slots does not change what blocks hold
         spec = replace(spec, states=replace(spec.states, num_slots=0, num_checkpoint_slots=0, num_host_slots=0))
     return repr((__version__, computes, spec, size.max_model_len))
 

@@ -88,7 +88,7 @@ class HeadCheckpoint:
 
 
 def _block_bytes(config: Any, target: KVSpec) -> int:
-    """Of a block in its own cache, which has as many as the target's; 0: it has none."""
+    """The bytes of a block in the draft model's own cache, which has as many as the target's; 0: it has none."""
     if not isinstance(config, ModelConfig):
         return 0
     if not target.block_bytes:

@@ -116,7 +116,7 @@ class EncoderExecutor:
 
     @property
     def dimensions(self) -> int:
-        """Of an embedding."""
+        """The numbers of an embedding."""
         layers = [step.num_outputs for step in self.modules.steps if isinstance(step, DenseLayer)]
         return layers[-1] if layers else self.config.hidden
 
@@ -128,7 +128,7 @@ class EncoderExecutor:
         return self._runner.run(texts, POOLED_TOKENS[self._pooling.mode], self._pooling)
 
     def score(self, pairs: Sequence[EncodeInput], sigmoid: bool | None = None) -> list[float]:
-        """By a cross-encoder."""
+        """The relevance of pairs of texts, by a cross-encoder."""
         if self.num_labels != 1:
             raise Unsupported(
                 f"the model tells {self.num_labels} classes apart, and a score is one number", "use a reranker"
@@ -146,12 +146,12 @@ class EncoderExecutor:
 def truncate_embedding(embedding: Float32, dimensions: int) -> Float32:
     """The first `dimensions` numbers, normalized again (Matryoshka embeddings)."""
     if not 0 < dimensions <= len(embedding):
-        raise BadRequest(f"dimensions is {dimensions}", f"vectors have {len(embedding)}", param="dimensions")
+        raise BadRequest(f"dimensions is {dimensions}", f"give 1 to {len(embedding)}", param="dimensions")
     return unit_length(embedding[:dimensions])
 
 
 def _scores_through_sigmoid(config: CheckpointConfig, given: str | None) -> bool:
-    """As sentence-transformers does where the checkpoint names no activation."""
+    """Whether scores go through a sigmoid, as in sentence-transformers, where the checkpoint names no activation."""
     activation = (
         given
         or config.section("sentence_transformers").get("activation_fn")

@@ -69,7 +69,7 @@ class OffloadExecutor(LocalExecutor):
         return model
 
     def _load_draft(self, draft: DraftCheckpoint | HeadCheckpoint) -> LoadedModel | DraftHead:
-        """What drafts stays on the device."""
+        """Load what drafts, whose weights all stay on the device."""
         return draft.load(self._ops.backend, self._model)
 
     @property
@@ -78,7 +78,8 @@ class OffloadExecutor(LocalExecutor):
 
 
 def expected_bytes(options: ExecutorOptions, num_weights: int, stored_bytes: int) -> float:
-    """Of the matrices on the device: as they are stored, unless they are converted. No weight is loaded yet."""
+    """The bytes of the matrices on the device: as they are stored, unless they are converted. No weight is loaded
+    yet."""
     if bits := QUANTIZED_BITS.get(options.quantization or ""):
         return num_weights * bits / 8
     floats = num_weights * FLOAT_BYTES[options.gpu_dtype]  # wider ones are converted
@@ -109,7 +110,7 @@ def choose_layers(
 
 
 def _own_weights(traced: ModelTrace, layer: int) -> list[int]:
-    """Those that no other layer has."""
+    """The weights of a layer that no other layer has; embedding tables are left out."""
     others = set[int]().union(*(one.weights for index, one in traced.layers.items() if index != layer))
     return sorted(number for number in traced.layers[layer].weights - others if traced.kinds[number] != "table")
 

@@ -54,7 +54,7 @@ class ExecutorOptions:
 
     @property
     def gpu_dtype(self) -> str:
-        """What a GPU computes in."""
+        """The type of activations on a GPU."""
         return "bfloat16" if self.dtype == "auto" else self.dtype
 
     @property

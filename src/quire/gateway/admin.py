@@ -154,7 +154,7 @@ class Admin:
 
 
 def _fields(request: ClientRequest) -> dict[str, Any]:
-    """Of a body that is a JSON object; none where there is no body."""
+    """The fields of a body that is a JSON object; none where there is no body."""
     try:
         return msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -70,7 +70,7 @@ class AdmissionQueue:
         return self._wait(lane, request)
 
     def remove(self, request: Admissible) -> None:
-        """Its client left."""
+        """Take a waiting request out of its queue: its client left."""
         if (timer := self._timers.pop(request, None)) is not None:
             timer.cancel()
             for lane, waiting in list(self._lanes.items()):

@@ -20,7 +20,7 @@ class Attempting(Protocol):
     loop: asyncio.AbstractEventLoop
 
     def told_to_workers(self) -> tuple[str, bytes, float, Tenants, Headers]:
-        """What their heads say beside the request itself."""
+        """What the gateway adds to the heads of requests: id, client, time left, tenants, trace headers."""
 
     def is_retried(self, status: int) -> bool:
         """Whether another worker is asked, or is being asked, after this status."""
@@ -87,7 +87,7 @@ class Attempt:
 
     def response_data(self, data: bytes) -> None:
         if self._head is not None and is_comment(data):
-            return  # it keeps the connection alive, and is no answer
+            return  # a comment of SSE, which keeps the connection alive, is no answer
         if self._head is None or self._is_first():
             self._exchange.response_data(self, data)
 
@@ -144,7 +144,7 @@ class Attempt:
             self.worker.end(self._num_tokens)
 
     def give_up(self) -> None:
-        """Its answer is not wanted any more, which tells nothing about the worker."""
+        """End an attempt whose answer is not wanted any more. This tells nothing about the worker."""
         self.cancel()
         self.worker.breaker.gave_up()
         self.leave()

@@ -45,7 +45,7 @@ class CircuitBreaker:
         self.reset()
 
     def reset(self) -> None:
-        """What was learned does not hold any more: the worker was away, and is back."""
+        """Forget the failures of a worker that was away, and is back."""
         self._failures, self._opened, self._trying = 0, None, False
         self._seconds = self._open_seconds
 

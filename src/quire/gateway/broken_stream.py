@@ -8,7 +8,7 @@ from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.gateway import Gateway
 from quire.gateway.worker import Worker
 
-SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
+SECONDS_APART = 0.5  # until a worker that broke a stream off may be asked to go on with it
 SECONDS_BETWEEN_TRIES = 0.05
 MAX_FRUITLESS = 4  # workers, one after the other: the stream itself may be what ends them
 
@@ -26,7 +26,7 @@ class BrokenStream:
         self._record, self._gateway, self._start, self._break_off = record, gateway, start, break_off
         self._broken_at: float | None = None  # since then the stream has gained nothing
         self._num_fruitless = 0  # workers that were to go on with it and have added nothing
-        self._worker: Worker | None = None  # that is to go on with it, until it has added something
+        self._worker: Worker | None = None  # the worker that is to go on with the stream, until it has added something
         self._timer: asyncio.TimerHandle | None = None
 
     def gained(self) -> None:

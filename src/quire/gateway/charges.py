@@ -41,7 +41,7 @@ class Charges:
         record.num_counted, record.reserved = num, amount
 
     async def enter_shared(self, record: ExchangeRecord) -> bool:
-        """The same, with limits that other gateways share. -> whether its client is still there"""
+        """Enter a request, with limits that other gateways share. -> whether its client is still there"""
         assert self._shared is not None
         num, amount, entered = record.facts.n, self._most_cost(record), list[bool]()
         try:

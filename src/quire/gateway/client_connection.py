@@ -143,7 +143,7 @@ class ClientConnection(asyncio.Protocol):
             self._num_head_bytes += len(data)
         if self._num_head_bytes > MAX_HEAD_BYTES:
             return self._refuse(HeadTooLarge(f"the headers are larger than {MAX_HEAD_BYTES} bytes"))
-        if self._in_request and not was_in_request and not self._busy:  # it is not whole yet
+        if self._in_request and not was_in_request and not self._busy:  # the request is not whole yet
             self._start_timer(self._bounds.receive_timeout)
         return self._begin_next()
 

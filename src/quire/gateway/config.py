@@ -34,8 +34,8 @@ class WorkerEntry(Table):
 
     url: str
     name: str = ""  # in metrics and logs; without it, host:port
-    models: list[str] | None = None  # that it serves; without it, it is asked
-    api_key: str | None = None  # that the gateway sends to it
+    models: list[str] | None = None  # the models of the worker; without them, the worker is asked
+    api_key: str | None = None  # the key that the gateway sends to the worker
     api_key_env: str | None = None  # the same, from an environment variable
     ca_file: str | None = None  # of https: certificates (PEM) to verify it with, instead of the system's
     client_cert_file: str | None = None  # of https: certificate and key (PEM) that the gateway shows
@@ -101,9 +101,9 @@ class GatewayKey(KeyEntry):
     routes: list[str] | None = None  # paths that it may call; without it, all
     budget: Price | None = None  # in the currency of the prices
     budget_period: BudgetPeriod = "month"  # in which it may be spent
-    monthly_budget: Price | None = None  # the same as `budget`, of a month
-    expires: Annotated[datetime, Meta(tz=True)] | None = None  # it is refused from then on
-    blocked: bool = False  # it is refused for now
+    monthly_budget: Price | None = None  # `budget` for a month
+    expires: Annotated[datetime, Meta(tz=True)] | None = None  # the key is refused from then on
+    blocked: bool = False  # the key is refused for now
     group: str = ""  # whose limits and budget count, too
 
     @property
@@ -125,17 +125,12 @@ class KeyGroup(Table):
 
     @property
     def limits(self) -> QuotaLimits:
-        return QuotaLimits(
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            tokens_per_day=self.tokens_per_day,
-            max_concurrency=self.max_concurrency,
-        )
+        return QuotaLimits.of(self)
 
 
 class Queue(Table):
-    max_requests: Count = 1024  # that wait for a worker
-    max_seconds: Seconds = 60.0  # that one may wait
+    max_requests: Count = 1024  # requests that may wait for a worker
+    max_seconds: Seconds = 60.0  # seconds that a request may wait
     cached_weight: float = 0.1  # what a cached prompt token counts in a tenant's share; a prompt token is 1
     output_weight: float = 2.0
 
@@ -146,7 +141,7 @@ class Faults(Table):
     max_attempts: Count = 3  # workers that one request is sent to, while nothing of a response is with the client
     health_interval: Seconds = 2.0
     breaker_failures: Count = 5  # in a row: the breaker opens
-    breaker_seconds: Seconds = 5.0  # that it stays open at first; doubled each time, up to 60
+    breaker_seconds: Seconds = 5.0  # seconds that it stays open at first; doubled each time, up to 60
     resume_seconds: Annotated[float, Meta(ge=0)] = 30.0  # that a broken stream waits for a worker that goes on with it
     hedge_seconds: Seconds | None = None  # without a first byte, after which a second worker is asked, too; None: never
     hedge_ratio: Annotated[float, Meta(gt=0, le=1)] = 0.1  # of all requests, that may be hedged
@@ -181,7 +176,7 @@ class CacheAware(Table):
     cache_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5  # of the prompt that has to be known at a worker
     balance_abs_threshold: Count = 32  # requests by which it may lead the least busy one
     balance_rel_threshold: Annotated[float, Meta(ge=1)] = 1.5
-    max_blocks: Count = 1 << 18  # that the index remembers
+    max_blocks: Count = 1 << 18  # blocks that the index remembers
 
 
 class GatewayConfig(Table):
@@ -293,7 +288,7 @@ def kv_problems(worker: WorkerEntry) -> Iterator[str]:
 
 
 def server_tls(config: GatewayConfig) -> ssl.SSLContext | None:
-    """Of the main listener. Raises OSError or ValueError if a file cannot be used."""
+    """TLS of the main listener. Raises OSError or ValueError if a file cannot be used."""
     if config.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -111,5 +111,5 @@ def _no_choice(value: str, path: str) -> tuple[str, str]:
 
 
 def _choices(hint: Any) -> list[str]:
-    """Of a `Literal`, however deep it is."""
+    """The choices of a `Literal`, however deep it is in a type."""
     return [text for part in get_args(hint) for text in ([part] if isinstance(part, str) else _choices(part))]

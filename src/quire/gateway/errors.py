@@ -12,7 +12,7 @@ class UpstreamTimeout(QuireError):
 
 
 class LostPlace(QuireError):
-    """Of a client that comes back with a part of its stream."""
+    """A client comes back with a part of its stream, and the gateway has the rest no longer."""
 
     status, code = 409, "stream_not_found"
 

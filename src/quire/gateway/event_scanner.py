@@ -48,7 +48,7 @@ class EventScanner:
         return data
 
     def rest(self) -> bytes:
-        """What came behind the last whole event."""
+        """The bytes that came behind the last whole event."""
         rest, self._tail = self._tail, b""
         return rest
 

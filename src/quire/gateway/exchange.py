@@ -112,7 +112,7 @@ class Exchange(ExchangeRecord):
         return attempt
 
     def told_to_workers(self) -> tuple[str, bytes, float, Tenants, Headers]:
-        """What their heads say beside the request itself."""
+        """What the gateway adds to the heads of requests: id, client, time left, tenants, trace headers."""
         left = self.max_wait - (self.loop.time() - self.began)
         return self.id, self._connection.peer, left, self._gateway.tenants, self.trace_headers
 
@@ -228,7 +228,7 @@ class Exchange(ExchangeRecord):
                 self._go_on_with(attempt)
 
     def _go_on_with(self, attempt: Attempt) -> None:
-        """It is the only one now."""
+        """Of two attempts, go on with the one that answered first."""
         assert self._hedge is not None
         won = attempt is self._hedge.attempt
         if won:
@@ -376,7 +376,7 @@ class Exchange(ExchangeRecord):
 
     @property
     def _spent(self) -> TokenUsage:
-        """What it took: as the worker says, else estimated from what came back."""
+        """The tokens of the exchange: as the worker says, else estimated from what came back."""
         if self.usage is not None:
             return self.usage
         if self.first_token is None or self.status not in (200, CLIENT_CLOSED):

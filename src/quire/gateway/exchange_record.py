@@ -47,5 +47,5 @@ class ExchangeRecord:
     num_counted = 0  # what the tenant's concurrency counts for it
     reserved = 0  # of the tenant's budget
     shared: list[bool] | None = None  # for each account, whether Redis knows of it; None: limits are not shared
-    is_charged = False  # its tenant's share has paid for it
+    is_charged = False  # its tenant's fair share was charged
     has_ended = False

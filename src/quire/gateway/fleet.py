@@ -65,7 +65,7 @@ class WorkerFleet:
         raise UnknownWorker(f"there is no worker {name}", f"the workers are {names}")
 
     def drain(self, name: str) -> Worker:
-        """It gets no new requests; those in flight end."""
+        """Send a worker no new requests; those in flight end."""
         worker = self.find(name)
         worker.draining = True
         log.info("worker %s drains %d requests", worker.name, worker.num_in_flight)
@@ -127,7 +127,7 @@ class WorkerFleet:
             waits.append(asyncio.create_task(self._wait(worker, timeout)))
         for entry in [entry for entry in entries if entry not in old]:
             if any(worker.entry == entry for worker in self.workers):
-                continue  # it was changed
+                continue  # the worker's settings were changed
             if any(worker.name == entry.label for worker in self.workers):
                 log.warning("worker %s was found, and there is one of that name", entry.label)
                 continue

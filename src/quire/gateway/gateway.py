@@ -113,7 +113,7 @@ class Gateway:
         self.tenants.update(self._keys(self.config), self.config.groups)
 
     def _keys(self, config: GatewayConfig) -> list[GatewayKey]:
-        """Of the configuration, and those that were made."""
+        """The API keys of the configuration, and those that were made at run time."""
         keys = [*config.keys, *(self.state.keys if self.state is not None else ())]
         for problem in gateway_key_problems(keys, config.groups):
             raise BadRequest(f"keys of the configuration and of state_dir: {problem}", "delete or rename one of them")

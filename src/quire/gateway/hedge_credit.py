@@ -4,7 +4,7 @@ MAX_CREDIT = 10.0  # hedges that may follow each other at once
 
 
 class HedgeCredit:
-    """Of all requests at most a share is hedged: where everything is slow, second attempts make it slower."""
+    """Limits hedging to a share of all requests: where everything is slow, second attempts make it slower."""
 
     def __init__(self) -> None:
         self._credit = 1.0

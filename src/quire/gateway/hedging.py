@@ -31,7 +31,7 @@ class Hedge:
 
     @property
     def is_open(self) -> bool:
-        """It may still be sent, or was."""
+        """Whether the second request may still be sent, or was."""
         return self._timer is not None or self.attempt is not None
 
     def _begin(self) -> None:

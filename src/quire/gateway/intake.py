@@ -20,7 +20,7 @@ from quire.gateway.usage import TokenUsage
 from quire.gateway.wire import JSON, ClientRequest, Headers, error_body, whole_response
 from quire.server.errors import UnknownPath
 
-NAMELESS = (RouteKind.ANY, RouteKind.STORED)  # they name no model
+NAMELESS = (RouteKind.ANY, RouteKind.STORED)  # routes whose requests name no model
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -106,7 +106,7 @@ class Intake:
 
     def _submit_tokens(self, exchange: Exchange, ids: list[int]) -> None:
         if exchange.has_ended:
-            return  # its client left meanwhile
+            return  # the client left meanwhile
         model = exchange.targets[0] or ""
         workers = self._gateway.router.serving(model)
         # Blocks of an adapter are apart from the model's.

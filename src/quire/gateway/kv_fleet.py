@@ -52,7 +52,7 @@ class KVFleet:
             task.add_done_callback(self._closing.discard)
 
     def away(self, worker: Worker) -> None:
-        """It does not answer: what it held may be gone."""
+        """A worker does not answer: what its cache held may be gone."""
         if (listener := self._listeners.get(worker)) is not None:
             self.index.clear(worker.bit)
             listener.follower.disconnected()

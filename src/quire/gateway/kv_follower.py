@@ -34,7 +34,7 @@ class BatchFollower:
         self._next: int | None = None if can_ask else -1  # number of the next batch; None: not in step with the engine
         self._time = 0.0  # of the last batch
         self._pending: dict[int, KVBatch] = {}
-        self._has_snapshots = True  # as far as is known
+        self._has_snapshots = True  # whether the worker sends snapshots, as far as is known
         self._checks = False
         self.num_gaps = 0
 

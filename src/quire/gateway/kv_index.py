@@ -24,7 +24,7 @@ class KVIndex:
         """`max_blocks`: of one worker. What it stores beyond that is not indexed."""
         self._max_blocks = max_blocks
         self.holders: dict[int, int] = {}  # block -> a bit for each worker
-        self._masks: dict[int, int] = {}  # the same sets of workers are the same object
+        self._masks: dict[int, int] = {}  # so that equal sets of workers are one object
         self._names: dict[int, dict[BlockName, int]] = {}  # worker -> its name of a block -> block
         self._places: dict[int, dict[BlockName, int]] = {}  # worker -> name -> a bit each for pool and tiers;
         # blocks that are in the pool alone, as most are, have no entry
@@ -44,7 +44,8 @@ class KVIndex:
         return set(self._names.get(worker, {}).values())
 
     def longest(self, blocks: Sequence[int], workers: int) -> tuple[int, int]:
-        """As `KnownPrefixes`. Engines evict the last blocks of a prefix first, so bisection finds its end."""
+        """The longest known prefix, as in `KnownPrefixes`. Engines evict the last blocks of a prefix first, so
+        bisection finds its end."""
         known, depth, beyond, holding = self.holders, 0, len(blocks) + 1, 0
         while beyond - depth > 1:
             middle = (depth + beyond) // 2
@@ -96,7 +97,7 @@ class KVIndex:
         return self._tier_bits.setdefault(tier, 1 << len(self._tier_bits))
 
     def _place(self, worker: int, name: BlockName) -> int:
-        """Where a block is that the worker has a name for."""
+        """The tiers, as bits, in which a worker has the block of this name."""
         return self._places.get(worker, {}).get(name, POOL_BIT if name in self._names.get(worker, ()) else 0)
 
     def _set_place(self, worker: int, name: BlockName, block: int, place: int) -> None:
@@ -160,7 +161,7 @@ class KVIndex:
         self.holders[block] = self._masks.setdefault(workers, workers)
 
     def clear(self, worker: int) -> None:
-        """It holds nothing; its events go on."""
+        """A worker's cache was cleared; its events go on."""
         names = self._names.get(worker)
         if names:
             for block in names.values():
@@ -169,7 +170,7 @@ class KVIndex:
         self._places.pop(worker, None)
 
     def forget(self, worker: int) -> None:
-        """Its events do not come any more."""
+        """Forget a worker whose events do not come any more."""
         self.clear(worker)
         self.followed &= ~(1 << worker)
         self._names.pop(worker, None)

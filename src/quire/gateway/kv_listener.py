@@ -13,7 +13,7 @@ log = logging.getLogger("quire.gateway")
 
 SNAPSHOT = END = b"\xff" * 8
 MAX_MESSAGE_BYTES = 64 << 20
-MESSAGES_AT_ONCE = 64  # that are read before the loop goes on
+MESSAGES_AT_ONCE = 64  # messages that are read before the loop goes on
 MAX_REPLAYED = 200_000  # messages of one answer
 ANSWER_SECONDS = 5.0  # between two messages of an answer
 CHECK_SECONDS = 2.0  # after so long without a batch, the worker is asked whether one was lost
@@ -116,7 +116,7 @@ class KVListener:
                 self.follower.answered(request, answer)
 
     async def _ask(self, request: ReplayRequest) -> Numbered | None:
-        """None: there was no whole answer."""
+        """Ask for the batches that were missed; None: there was no whole answer."""
         assert self._replay is not None
         messages: asyncio.Queue[Frames] = asyncio.Queue()
         socket = self._context.socket(zmq.DEALER)

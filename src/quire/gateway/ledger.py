@@ -37,7 +37,7 @@ class OverBudget(QuireError):
 
 
 def cost(usage: TokenUsage, price: TokenPrices | None) -> int:
-    """In billionths."""
+    """What tokens cost, in billionths of the unit of prices."""
     if price is None:
         return 0
     cached_price = price.prompt if price.cached is None else price.cached
@@ -88,7 +88,7 @@ class Budget:
         self.spent, self.reserved = spent, reserved
 
     def restore(self, label: str, spent: int) -> None:
-        """What was spent before a restart, unless another period has begun since."""
+        """Take over what was spent before a restart, unless another period has begun since."""
         self._turn()
         if label == self.label:
             self.spent += spent

@@ -80,7 +80,7 @@ def litellm_answer(keys: MadeKeys, method: str, path: str, query: str, body: dic
 
 
 def _ours(body: dict[str, Any]) -> dict[str, Any]:
-    """Its fields by our names. A field that would be without effect is refused, unless it is empty."""
+    """The fields of a LiteLLM key by our names. A field that would be without effect is refused, unless it is empty."""
     if foreign := [name for name, value in body.items() if value and name not in _KNOWN]:
         hint = next((f"{name}: {INSTEAD[name]}" for name in foreign if name in INSTEAD), "")
         known = f"a key has {', '.join(sorted(_KNOWN))}"

@@ -31,7 +31,7 @@ class GatewayMetrics:
         self.predicted_tokens = 0.0  # prompt tokens that the chosen worker was believed to have cached
 
     def refused(self, code: str) -> None:
-        """Of a request that was refused before it had a route."""
+        """Count a request that was refused before it had a route."""
         self.errors[code] += 1
 
     def retried(self, record: ExchangeRecord) -> None:

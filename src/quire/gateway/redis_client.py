@@ -102,7 +102,7 @@ class RedisClient:
         for each in waiting:
             if not each.done():
                 each.set_exception(ConnectionError("the connection was lost"))
-                each.exception()  # it may be that nothing waits for it any more
+                each.exception()  # take the exception: nothing may wait for it any more
 
     async def close(self) -> None:
         if self._reading is not None:

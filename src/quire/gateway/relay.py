@@ -16,7 +16,7 @@ STREAM_TYPES = (SSE, b"application/x-ndjson")
 
 
 def scanner_for(media_type: bytes, delivered: DeliveredStream | None, drop_usage: bool) -> EventScanner | None:
-    """Of such a response; None unless it is a stream. `delivered`: of one that can go on elsewhere."""
+    """The scanner of such a response; None unless it is a stream. `delivered`: of one that can go on elsewhere."""
     if not media_type.startswith(STREAM_TYPES):
         return None
     if delivered is not None:
@@ -29,7 +29,7 @@ class Answered(Protocol):
 
     @property
     def own_headers(self) -> Headers:
-        """What the gateway adds to the head."""
+        """The headers that the gateway adds to a response."""
 
     @property
     def keeps_alive(self) -> bool:
@@ -93,7 +93,7 @@ class ResponseRelay:
         return body
 
     def close(self) -> None:
-        """Its exchange is not asked any more."""
+        """Let go of the exchange: it is not asked any more."""
         self._answered = None
 
     def refuse(self, error: QuireError) -> None:
@@ -116,7 +116,7 @@ class ResponseRelay:
         return True
 
     def usage(self, body: bytes) -> TokenUsage | None:
-        """As the worker tells it, in its stream or in a `body` that was held."""
+        """The tokens that the worker says it took, in its stream or in a `body` that was held."""
         return self.scanner.usage if self.scanner is not None else read_usage(body)
 
     def _send_head(self, body: bytes | None) -> None:

@@ -100,7 +100,7 @@ def _max_tokens(fields: dict[str, Any], values: dict[str, Any]) -> int | None:
 
 
 def _read_rare(facts: RequestFacts, fields: dict[str, Any], values: dict[str, Any]) -> None:
-    """What most requests do not have."""
+    """Read the fields that most requests do not have."""
     facts.has_tools = "tools" in fields and _is_given(fields["tools"])
     facts.has_schema = any(_is_given(fields[name]) for name in SCHEMA_FIELDS if name in fields)
     facts.n *= max(_count(values, "n") or 1, _count(values, "best_of") or 1)

@@ -36,8 +36,8 @@ class DeliveredStream(msgspec.Struct):
 
     @classmethod
     def named(cls, tenant: str, request_id: str, body: bytes, num_skipped: int) -> "DeliveredStream":
-        """Of a client that names its request: every gateway gives the same request the same seed, so the same tokens
-        come again when the client comes back through another one."""
+        """The stream of a client that names its request: every gateway gives the same request the same seed, so the
+        same tokens come again when the client comes back through another one."""
         digest = blake2b(repr((tenant, request_id)).encode() + body, digest_size=24).digest()
         seed = int.from_bytes(digest[16:]) >> 1
         return cls(digest[:16].hex(), seed, int(time.time()), num_skipped=num_skipped, tells_ids=True)
@@ -85,7 +85,7 @@ class ResumableScanner(EventScanner):
         return events
 
     def rest(self) -> bytes:
-        """What ends the stream: nothing more is told behind it."""
+        """The bytes that end the stream: nothing is sent behind them."""
         untold, self._untold = self._untold, []
         return b"".join(event + b"\n\n" for event in untold) + super().rest()
 

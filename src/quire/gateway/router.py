@@ -84,7 +84,7 @@ class Router:
         return [worker for worker in self._workers if model is None or model in worker.cards]
 
     def pick(self, model: str | None, context: PickContext, tried: Collection[Worker]) -> Worker | None:
-        """None: no worker that takes requests has room for one more."""
+        """The worker for a request; None: none that takes requests has room for one more."""
         open_workers = [
             worker
             for worker in self._workers
@@ -123,7 +123,7 @@ class Router:
         return self._policies[name]
 
     def forget(self, worker: Worker) -> None:
-        """Its caches are empty."""
+        """Forget what a worker had cached: its caches are empty."""
         for policy in self._policies.values():
             if isinstance(policy, CacheAwarePolicy):
                 policy.forget(worker)

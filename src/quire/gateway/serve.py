@@ -63,7 +63,8 @@ async def serve_gateway(
 
 
 def _listening_sockets(config: GatewayConfig) -> list[socket.socket]:
-    """Of both listeners. They listen at once: two can be bound to one port, and only one of them can listen."""
+    """The sockets of both listeners. They listen at once: two can be bound to one port, and only one of them can
+    listen."""
     places = [("", config.host, config.port), ("admin-", config.admin_host, config.admin_port)]
     sockets = []
     with ExitStack() as opened:
@@ -122,7 +123,7 @@ def _reload(gateway: Gateway, read: Callable[[], GatewayConfig]) -> None:
         gateway.reconfigure(read())
     except QuireError as error:
         log.error("the configuration stays as it was: %s", error)
-        gateway.reopen_audit()  # it was moved away, perhaps
+        gateway.reopen_audit()  # the file may have been moved away
     else:
         log.info("the configuration was read again")
 

@@ -32,7 +32,7 @@ class LimitsAway(QuireError):
 
 @dataclass(slots=True)
 class Owed:
-    """What Redis has not been told yet, of one account."""
+    """Use of one account that Redis has not been told yet."""
 
     num: int = 0
     reserved: int = 0

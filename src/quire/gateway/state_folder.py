@@ -21,7 +21,7 @@ Spent = dict[str, tuple[str, int]]  # by name of the key: the period, and billio
 
 
 class StateLost(QuireError):
-    """It cannot be written down."""
+    """A change cannot be written down, and so is not made."""
 
     status, code = 503, "state_not_written"
 

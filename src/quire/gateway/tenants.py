@@ -94,7 +94,7 @@ class Tenants:
         self.update(keys, groups)
 
     def update(self, keys: list[GatewayKey], groups: Sequence[KeyGroup] = ()) -> None:
-        """What a name has used stays used."""
+        """Replace the keys and groups. What a name has used stays used."""
         self._update_groups(groups)
         by_hash, by_name = {}, {}
         for key in keys:
@@ -140,12 +140,12 @@ class Tenants:
         return self._by_name.get(name)
 
     def spent(self) -> Spent:
-        """In the period that each budget is in."""
+        """What was spent in the period that each budget is in."""
         budgets = [(account.name, account.budget) for account in self.accounts()]
         return {name: (budget.label, budget.spent) for name, budget in budgets if budget.spent}
 
     def restore(self, spent: Spent) -> None:
-        """What was spent before a restart."""
+        """Take over what was spent before a restart."""
         for account in self.accounts():
             if account.name in spent:
                 account.budget.restore(*spent[account.name])

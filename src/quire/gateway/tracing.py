@@ -92,5 +92,5 @@ class GatewayTracer:
 
 
 def _at(record: ExchangeRecord, loop_time: float) -> int:
-    """By the clock of spans, which may be set while the request runs: its own times stay in order."""
+    """A moment by the clock of spans, which may be set while the request runs: its own times stay in order."""
     return record.clock_offset + int(loop_time * 1e9)

@@ -61,7 +61,7 @@ _nested = msgspec.json.Decoder(_Nested)
 
 
 def read_usage(body: bytes) -> TokenUsage | None:
-    """Of a whole response, or of one event of a stream; None if it has none."""
+    """The usage in a whole response, or in one event of a stream; None if it has none."""
     if not any(mark in body for mark in MARKS):
         return None
     try:

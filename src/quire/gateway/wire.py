@@ -105,7 +105,7 @@ def json_bytes(value: object) -> bytes:
 
 
 def error_body(path: str, error: QuireError) -> bytes:
-    """In the shape of the dialect that the path belongs to."""
+    """The body of an error, in the shape of the dialect that the path belongs to."""
     message = f"{error.message} ({error.hint})" if error.hint else error.message
     kind = _error_type(error.status)
     if path.startswith("/v1/messages"):

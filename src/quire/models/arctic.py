@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from quire.core.errors import BadCheckpoint
 from quire.models import llama, moe
 from quire.models.llama import normed
 from quire.models.llama_families import translate
@@ -20,9 +19,7 @@ from quire.weights.config import CheckpointConfig
 
 def every(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
     """Each `moe_layer_frequency`-th layer has experts."""
-    period = hf.int("moe_layer_frequency", 2)
-    if period < 1:
-        raise BadCheckpoint(f"{hf.source}: moe_layer_frequency is {period}")
+    period = hf.int("moe_layer_frequency", 2, minimum=1)
     return tuple((layer + 1) % period == 0 for layer in range(layers))
 
 

@@ -87,9 +87,7 @@ def config(hf: CheckpointConfig) -> BailingHybridConfig:
 
 def _default_kinds(hf: CheckpointConfig, layers: int) -> list[str]:
     """The last layer of every group has attention, and all layers behind the last whole group."""
-    size = hf.int("layer_group_size", 6)
-    if size < 1:
-        raise BadCheckpoint(f"layer_group_size is {size}")
+    size = hf.int("layer_group_size", 6, minimum=1)
     whole = layers // size * size
     return [ATTENTION if (layer + 1) % size == 0 or layer >= whole else LINEAR for layer in range(layers)]
 

@@ -167,7 +167,7 @@ def top_specs(c: BartConfig, embed: str, source_embed: str, head: str) -> Tensor
 
 
 def stack_specs(c: BartConfig) -> TensorSpecs:
-    """Of the encoder or the decoder, outside its layers."""
+    """The tensors of the encoder or the decoder outside its layers."""
     learned = EmbeddingTable("embed_positions", c.positions, c.hidden, skip_rows=SKIPPED)
     sinusoidal = SinusoidalPositions(c.positions, c.hidden, c.padding + 1 if c.family.tensor2tensor else None)
     specs: dict[str, TensorSpec] = {"positions": learned if c.family.learned_positions else sinusoidal}

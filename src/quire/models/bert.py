@@ -194,7 +194,7 @@ def _tasks(hf: CheckpointConfig, family: BertFamily) -> int:
 
 
 def _shared_layers(hf: CheckpointConfig, layers: int) -> list[str]:
-    """Of ALBERT: each layer is those of its group, one after the other."""
+    """The layers of ALBERT: each is those of its group, one after the other."""
     groups, inner = hf.int("num_hidden_groups", 1), hf.int("inner_group_num", 1)
     if not 1 <= groups <= layers or not 1 <= inner <= MAX_SIZES["num_hidden_layers"] // layers:
         raise BadCheckpoint(f"{layers} layers are in {groups} groups of {inner}")

@@ -48,7 +48,7 @@ def head_columns(hidden: int, heads: int) -> int:
 
 
 def encoder_fields(hf: CheckpointConfig, hidden: int, layers: int, heads: int, max_position: int) -> dict[str, Any]:
-    """Of an `EncoderConfig` without windows."""
+    """The fields of an `EncoderConfig` without windows."""
     return {
         "architecture": hf.architecture,
         "hidden": hidden,

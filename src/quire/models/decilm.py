@@ -68,7 +68,7 @@ def _size(ffn: Mapping[str, Any], hidden: int) -> int:
         return 0
     factor = ffn.get("ffn_mult")
     if not isinstance(factor, int | float) or not 0 < factor < 1024:
-        raise BadCheckpoint(f"ffn_mult of a layer is {factor}")
+        raise BadCheckpoint(f"ffn_mult of a layer is {factor}, and it must be above 0 and below 1024")
     return -(-int(2 * factor * hidden / 3) // UNIT) * UNIT
 
 

@@ -337,7 +337,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_l
 
 
 def new_layer(loaded: Mapping[str, Any], kind: type[DeepseekLayer] = DeepseekLayer) -> DeepseekLayer:
-    """Of weights under the names of the fields; others are left out."""
+    """A layer of weights under the names of the fields; others are left out."""
 
     def of(part: type[Any]) -> dict[str, Any]:
         return {field.name: loaded[field.name] for field in fields(part) if field.name in loaded}

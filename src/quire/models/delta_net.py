@@ -81,7 +81,7 @@ def read_shape(hf: CheckpointConfig, **options: Any) -> DeltaShape:
 
 
 def layer_kinds(hf: CheckpointConfig, layers: int, default: Sequence[str]) -> tuple[str, ...]:
-    """By `layer_types`."""
+    """The kind of every layer, by `layer_types`."""
     kinds = hf.list("layer_types", list(default))
     if len(kinds) != layers:
         raise BadCheckpoint(f"layer_types lists {len(kinds)} layers, and there are {layers}")
@@ -93,10 +93,8 @@ def layer_kinds(hf: CheckpointConfig, layers: int, default: Sequence[str]) -> tu
 
 
 def interval_kinds(hf: CheckpointConfig, layers: int) -> tuple[str, ...]:
-    """By `layer_types`; without it, every `full_attention_interval`-th layer has attention."""
-    interval = hf.int("full_attention_interval", 4)
-    if interval < 1:
-        raise BadCheckpoint(f"full_attention_interval is {interval}")
+    """The kind of every layer, by `layer_types`; without it, every `full_attention_interval`-th layer has attention."""
+    interval = hf.int("full_attention_interval", 4, minimum=1)
     default = [LINEAR if (layer + 1) % interval else ATTENTION for layer in range(layers)]
     return layer_kinds(hf, layers, default)
 
@@ -166,7 +164,7 @@ def state_specs(s: DeltaShape, conv: ConvWeight, rates: TensorSpec, biases: Vect
 
 
 def gates(parts: Mapping[str, Any], hidden: int) -> Linear:
-    """Of beta and decay: small matrices, whose errors every later token would see."""
+    """The matrices of beta and decay: small matrices, whose errors every later token would see."""
     return Linear(parts, hidden, keep=Keep.ALL)
 
 

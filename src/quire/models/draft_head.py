@@ -35,7 +35,7 @@ class DraftHead:
 
 
 class HeadFile(Protocol):
-    """What a file of a head defines."""
+    """A kind of draft heads: the functions that its file defines."""
 
     def config(self, checkpoint: Checkpoint, target: ModelConfig) -> Any:
         """The sizes of the head; refuses one that cannot draft for the target."""

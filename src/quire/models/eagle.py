@@ -98,7 +98,7 @@ def _layer_fields(hf: CheckpointConfig) -> dict[str, Any]:
     if kind not in DECODERS:
         raise Unsupported(f"{hf.source}: the head is a layer of a `{kind}`", f"supported: {', '.join(DECODERS)}")
     inner = inner.with_values({"architectures": [DECODERS[kind]]})
-    if len(inner.list("layer_types", [])) != inner.int("num_hidden_layers"):  # those of the target
+    if len(inner.list("layer_types", [])) != inner.int("num_hidden_layers"):  # the list is of the target's layers
         inner = inner.with_values({"layer_types": None})
     family = FAMILIES[DECODERS[kind]]
     return llama.config_fields(translate(inner, family), family)

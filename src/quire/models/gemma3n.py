@@ -83,9 +83,7 @@ def config(hf: CheckpointConfig) -> Gemma3nConfig:
     hf = translate(hf.with_values({"rope_local_base_freq": hf.get("rope_local_base_freq", 10_000.0)}), FAMILY)
     base = llama.config_fields(hf, FAMILY)
     layers, sources = base["layers"], kv_sources(hf, base["windows"])
-    streams = hf.int("altup_num_inputs", 4)
-    if streams < 2:
-        raise BadCheckpoint(f"altup_num_inputs is {streams}")
+    streams = hf.int("altup_num_inputs", 4, minimum=2)
     return Gemma3nConfig(
         **base | {"kinds": kinds(sources)},
         sources=sources,
@@ -148,7 +146,7 @@ class StackedLinear:
 
 
 def _stream(c: Gemma3nConfig, name: str, index: int) -> TensorSpec:
-    """What makes a stream of the first, or what is added of it in the end."""
+    """The matrix that makes another stream of the first, or, at the end, what is added to the first of another."""
     if c.stacked_streams:
         return StackedLinear(name, index, c.streams - 1, c.hidden)
     return Linear({f"{name}.{index}": c.hidden}, c.hidden)

@@ -122,7 +122,7 @@ def config(hf: CheckpointConfig) -> Gemma4Config:
 
 
 def _of_whole(hf: CheckpointConfig, windows: tuple[int, ...], key: str, name: str, default: int) -> int:
-    """Of layers without a window: the value of `name` or, as transformers 5 writes it, of `per_layer_config`."""
+    """For layers without a window: the value of `name` or, as transformers 5 writes it, of `per_layer_config`."""
     by_layer = hf.section("per_layer_config").section(str(windows.index(0)))
     return by_layer.int(key, hf.int(name, default))
 

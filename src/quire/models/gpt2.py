@@ -20,7 +20,7 @@ INPUTS_FIRST = "matrices_inputs_first"  # config key of GGUF files: false, their
 @dataclass(frozen=True, slots=True)
 class GPT2Family:
     activation: str  # where `activation_function` does not say
-    multi_query: bool  # it may have one key head for all queries
+    multi_query: bool  # whether it may have one key head for all queries
     inputs_first: bool  # matrices are stored as [inputs, outputs]
     qkv_by_head: bool  # q, k and v are stored head by head
     jais: bool = False  # ALiBi instead of positions, a gate in the feed-forward layer, and factors

@@ -27,7 +27,7 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """Of `attention_layers`, or of `attention_types`: [kinds, how often they are repeated], ..."""
+    """The windows of `attention_layers`, or of `attention_types`: [kinds, how often they are repeated], ..."""
     kinds = hf.list("attention_layers", [])
     if not kinds:
         for repeated, times in hf.list("attention_types", [[KINDS, layers // 2]]):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from quire.core.errors import BadCheckpoint
 from quire.models import bamba, llama, moe
 from quire.models.config import ATTENTION
 from quire.models.layer_patterns import full_attention
@@ -73,9 +72,7 @@ def _every(hf: CheckpointConfig, name: str, layers: range) -> list[bool]:
     """Which layers are those of `name_period` and `name_offset`; of a GGUF file, those that it lists."""
     if (listed := hf.get(f"{name}s")) is not None:
         return [layer in listed for layer in layers]
-    period, offset = hf.int(f"{name}_period"), hf.int(f"{name}_offset")
-    if period < 1:
-        raise BadCheckpoint(f"{name}_period is {period}")
+    period, offset = hf.int(f"{name}_period", minimum=1), hf.int(f"{name}_offset")
     return [layer % period == offset for layer in layers]
 
 

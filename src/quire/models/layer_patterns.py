@@ -16,7 +16,7 @@ SparseLayers = Callable[[CheckpointConfig, int], tuple[bool, ...]]  # (config, l
 
 
 def listed_windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """By `layer_types`, which names the kind of every layer."""
+    """The window of every layer, by `layer_types`, which names the kind of each; 0: no window."""
     kinds = hf.list("layer_types")
     if len(kinds) != layers:
         raise BadCheckpoint(f"layer_types lists {len(kinds)} layers, and there are {layers}")
@@ -35,7 +35,7 @@ def window_everywhere(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
 
 
 def window_if_used(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """In every layer, where `use_sliding_window` is set."""
+    """The same window in every layer, where `use_sliding_window` is set."""
     return (window_everywhere if hf.bool("use_sliding_window", False) else full_attention)(hf, layers)
 
 
@@ -77,9 +77,7 @@ def window_by_pattern(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
         window = hf.int("sliding_window", 0)
         local = [letters[layer % len(letters)] == "L" and layer < layers - 1 for layer in range(layers)]
         return tuple(window if is_local else 0 for is_local in local)
-    period = hf.int("sliding_window_pattern")
-    if period < 1:
-        raise BadCheckpoint(f"sliding_window_pattern is {period}")
+    period = hf.int("sliding_window_pattern", minimum=1)
     return window_except_every(period)(hf, layers)
 
 
@@ -92,9 +90,7 @@ def rope_everywhere(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[boo
 
 def rope_as_listed(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """`no_rope_layers` has a 0 for each layer without rope; by default that is every `no_rope_layer_interval`-th."""
-    interval, layers = hf.int("no_rope_layer_interval", 4), len(windows)
-    if interval < 1:
-        raise BadCheckpoint(f"no_rope_layer_interval is {interval}")
+    interval, layers = hf.int("no_rope_layer_interval", 4, minimum=1), len(windows)
     listed = hf.list("no_rope_layers", [(layer + 1) % interval for layer in range(layers)])
     if len(listed) != layers:
         raise BadCheckpoint(f"no_rope_layers lists {len(listed)} layers, and there are {layers}")
@@ -119,7 +115,7 @@ def rope_by_theta(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool,
 
 
 def rope_by_type(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, ...]:
-    """In all layers or in none: `position_embedding_type`."""
+    """Whether layers have rope, by `position_embedding_type`: all or none."""
     return (hf.expect("position_embedding_type", "rope", "nope", None) == "rope",) * len(windows)
 
 
@@ -128,9 +124,7 @@ def rope_by_type(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, 
 
 def experts_by_step(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
     """In every `decoder_sparse_step`-th layer that `mlp_only_layers` does not list."""
-    dense, step = hf.list("mlp_only_layers", []), hf.int("decoder_sparse_step", 1)
-    if step < 1:
-        raise BadCheckpoint(f"decoder_sparse_step is {step}")
+    dense, step = hf.list("mlp_only_layers", []), hf.int("decoder_sparse_step", 1, minimum=1)
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
 
 

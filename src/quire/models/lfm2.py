@@ -42,9 +42,7 @@ def intermediate_size(hf: CheckpointConfig) -> int:
     size = int(2 * size / 3)
     if hf.get("block_ffn_dim_multiplier", 1.0) is None:
         return size
-    unit = hf.int("block_multiple_of", 256)
-    if unit < 1:
-        raise BadCheckpoint(f"block_multiple_of is {unit}")
+    unit = hf.int("block_multiple_of", 256, minimum=1)
     return -(-int(hf.float("block_ffn_dim_multiplier", 1.0) * size) // unit) * unit
 
 
@@ -82,7 +80,8 @@ def hybrid_fields(hf: CheckpointConfig, fields: dict[str, Any]) -> dict[str, Any
 
 
 def layer_kinds(hf: CheckpointConfig, layers: int) -> tuple[str, ...]:
-    """By `layer_types` or, in older configurations, `full_attn_idxs`; without either, attention in all layers."""
+    """The kind of every layer, by `layer_types` or, in older configurations, `full_attn_idxs`; without either,
+    attention in all layers."""
     attending = hf.list("full_attn_idxs", list(range(layers)))
     kinds = hf.list("layer_types", [ATTENTION if layer in attending else CONV for layer in range(layers)])
     if len(kinds) != layers:

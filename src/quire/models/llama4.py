@@ -6,7 +6,6 @@ tensor; GGUF files have gate and up as two."""
 
 from dataclasses import dataclass, replace
 
-from quire.core.errors import BadCheckpoint
 from quire.models import llama, moe
 from quire.models.constant_weights import Ones
 from quire.models.layer_patterns import rope_as_listed
@@ -44,9 +43,7 @@ def chunks(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
 
 def sparse_layers(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
     """`moe_layers`, or every `interleave_moe_layer_step`-th."""
-    step = hf.int("interleave_moe_layer_step", 1)
-    if step < 1:
-        raise BadCheckpoint(f"interleave_moe_layer_step is {step}")
+    step = hf.int("interleave_moe_layer_step", 1, minimum=1)
     listed = hf.list("moe_layers", list(range(step - 1, layers, step)))
     return tuple(layer in listed for layer in range(layers))
 
@@ -92,9 +89,7 @@ def config(hf: CheckpointConfig) -> Llama4Config:
 
 
 def query_growth(hf: CheckpointConfig) -> QueryGrowth | None:
-    growth, length = hf.float("attn_scale", 0.1), hf.int("floor_scale", 8192)
-    if length < 1:
-        raise BadCheckpoint(f"floor_scale is {length}")
+    growth, length = hf.float("attn_scale", 0.1), hf.int("floor_scale", 8192, minimum=1)
     tuned = bool(hf.get("attn_temperature_tuning", True))  # some configurations have a number here
     return QueryGrowth(growth, length, offset=1, only_without_rope=True) if tuned else None
 

@@ -140,7 +140,7 @@ def teleflm_scales(hf: CheckpointConfig) -> dict[str, float]:
 
 
 def hyperclova_scales(hf: CheckpointConfig) -> dict[str, float]:
-    """As Granite's, but logits are multiplied, and scores are scaled as in Llama by default."""
+    """Scales as Granite's, but logits are multiplied, and scores are scaled as in Llama by default."""
     scales = granite_scales(hf) | {"logit_scale": hf.float("logits_scaling", 1.0)}
     return scales if "attention_multiplier" in hf else {key: scales[key] for key in scales if key != "score_scale"}
 
@@ -163,7 +163,7 @@ def gemma2_scales(hf: CheckpointConfig) -> dict[str, float]:
     if "query_pre_attn_scalar" in hf:
         width = hf.float("query_pre_attn_scalar")
         if width <= 0:
-            raise BadCheckpoint(f"query_pre_attn_scalar is {width}")
+            raise BadCheckpoint(f"{hf.source}: query_pre_attn_scalar is {width}, and it must be above 0")
         scales["score_scale"] = 1 / sqrt(width)
     return scales
 

@@ -52,7 +52,7 @@ class LoadedModel:
 
 
 def packed_bytes(weights: Sequence[Mapping[str, Any]]) -> int:
-    """Of the packed matrices. Embedding tables stay in the file."""
+    """The bytes of the packed matrices. Embedding tables stay in the file."""
     packed = PackedWeight | PackedExperts | PackedHeads
     return sum(w.nbytes for group in weights for w in group.values() if isinstance(w, packed))
 

@@ -33,7 +33,7 @@ class Mamba2Shape:
     in_bias: bool = False
     out_bias: bool = False
     dt_limit: tuple[float, float] = (0.0, float("inf"))
-    norm_groups: int = 1  # that the norm of the output is taken over; 0: there is no norm
+    norm_groups: int = 1  # groups that the norm of the output is taken over; 0: there is no norm
     gate_first: bool = True  # before the norm
     in_scale: float = 1.0  # of the input
     scales: tuple[float, ...] = (1.0,) * 5  # of gate, x, b, c and dt
@@ -94,7 +94,7 @@ def dt_limit(hf: CheckpointConfig) -> tuple[float, float]:
     ends = hf.list("time_step_limit", [0.0, float("inf")])
     numbers = [float(end["__float__"] if isinstance(end, dict) else end) for end in ends]
     if len(numbers) != 2 or not 0 <= numbers[0] <= numbers[1]:
-        raise BadCheckpoint(f"time_step_limit is {ends}")
+        raise BadCheckpoint(f"time_step_limit is {ends}, and not two numbers, the lower one first")
     return numbers[0], numbers[1]
 
 

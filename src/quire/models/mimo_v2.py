@@ -21,7 +21,7 @@ from quire.weights.config import CheckpointConfig
 
 
 def windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """By `hybrid_layer_pattern`, or in all layers but the first and every sixth."""
+    """The windows of layers, by `hybrid_layer_pattern`; without it, all but the first and every sixth have one."""
     pattern = hf.list("hybrid_layer_pattern", [int(layer > 0 and (layer + 1) % 6 > 0) for layer in range(layers)])
     if len(pattern) != layers:
         raise BadCheckpoint(f"hybrid_layer_pattern lists {len(pattern)} layers, and there are {layers}")

@@ -72,7 +72,7 @@ def config(hf: CheckpointConfig) -> MiniMaxConfig:
 
 
 def _default_kinds(hf: CheckpointConfig, layers: int) -> list[str]:
-    """By `attn_type_list`, as published; without it, attention in every second layer."""
+    """The kind of every layer, by `attn_type_list`, as published; without it, attention in every second layer."""
     listed = hf.list("attn_type_list", [(layer + 1) % 2 for layer in range(layers)])
     if unknown := [kind for kind in listed if kind not in (0, 1)]:
         raise BadCheckpoint(f"attn_type_list has {unknown[0]!r}, and not 0 or 1")
@@ -84,7 +84,7 @@ def _scales(hf: CheckpointConfig, name: str) -> tuple[float, float]:
 
 
 def decays(c: MiniMaxConfig, layer: int) -> NDArray[np.float32]:
-    """Of each head of a layer: lower heads forget faster, and higher layers remember longer."""
+    """The decay of each head of a layer: lower heads forget faster, and higher layers remember longer."""
     slopes = 0.5 ** (8 / c.heads * np.arange(1, c.heads + 1))
     kept: NDArray[np.float32] = np.exp(-slopes * (1 - layer / (c.layers - 1 + 1e-5) + 1e-5)).astype(np.float32)
     return kept

@@ -62,7 +62,7 @@ def config(hf: CheckpointConfig) -> ModernBertConfig:
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """By `layer_types`, or in all layers but every n-th. `local_attention` counts both sides together."""
+    """The windows by `layer_types`, or in all layers but every n-th. `local_attention` counts both sides together."""
     interval = hf.int("global_attn_every_n_layers", 3)
     listed = hf.get("layer_types", ["sliding_attention" if i % interval else "full_attention" for i in range(layers)])
     if len(listed) != layers:
@@ -152,7 +152,7 @@ def forward(c: ModernBertConfig, w: ModernBertWeights, ops: OpSet, batch: Any) -
 
 
 def rope_angles(w: ModernBertWeights, ops: OpSet, batch: Any) -> dict[bool, Value]:
-    """Of layers without a window, and with one."""
+    """The angles of layers without a window, and of layers with one."""
     return {local: ops.rope_angles(batch.positions, w.local_rope if local else w.rope) for local in (False, True)}
 
 

@@ -43,7 +43,7 @@ class ExpertNames:
     transposed: bool = False  # tensors of all experts are [experts, inputs, outputs]
 
     def is_stored(self, prefix: str, stored: Container[str]) -> bool:
-        """In the layer of this prefix."""
+        """Whether the tensor is stored in the layer of this prefix."""
         return prefix + (f"{self.down.format(0)}.weight" if "{}" in self.down else self.down) in stored
 
 
@@ -125,7 +125,7 @@ class MoeFamily(LlamaFamily):
     experts: tuple[ExpertNames, ...] = (QWEN_EXPERTS,)  # the first, unless another is what is stored
     correction: str | None = None  # where `correction_name` is, which corrects the scores experts are chosen by
     correction_name: str = "e_score_correction_bias"
-    correction_is_row: bool = False  # it is stored as [1, experts]
+    correction_is_row: bool = False  # whether the correction is stored as [1, experts]
     num_shared_key: str | None = None  # the key that counts shared experts; None: their size is given
     shared: str = "mlp.shared_expert"  # the experts that every token goes to, as one feed-forward layer
     shared_down: str = "down_proj"

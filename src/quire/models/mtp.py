@@ -27,7 +27,7 @@ Block = Callable[[OpSet, Value, Value, Any], Value]  # (ops, x, angles, batch)
 
 
 def config(checkpoint: Checkpoint, target: ModelConfig) -> MtpConfig | qwen_mtp.QwenConfig:
-    """That of the target, with one layer."""
+    """The configuration of the target, with one layer."""
     if isinstance(target, qwen_mtp.QwenConfig) and qwen_mtp.has_layer(checkpoint, target):
         return qwen_mtp.config(checkpoint, target)
     if not isinstance(target, MtpConfig) or not target.num_mtp_layers:

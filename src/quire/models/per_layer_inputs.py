@@ -82,6 +82,6 @@ def per_layer_inputs(c: Any, w: Any, ops: OpSet, batch: Any, embedded: Value) ->
 
 
 def projected_input(ops: OpSet, x: Value, layer: Any, layer_input: Value, eps: float) -> Value:
-    """What a layer adds to its output x."""
+    """What a layer adds to its output x: its own part of the second embedding, gated by x."""
     gate = ops.activate(ops.linear(x, layer.input_gate), Activation.GELU_TANH)
     return ops.rms_norm(ops.linear(ops.mul(gate, layer_input), layer.input_projection), layer.input_norm, eps)

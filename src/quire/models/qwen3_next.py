@@ -100,7 +100,7 @@ def layer_specs(c: Qwen3NextConfig, stored: Container[str]) -> list[TensorSpecs]
 
 
 def mixer_specs(c: Any, stored: Container[str]) -> dict[str, TensorSpecs]:
-    """By kind of layer."""
+    """The tensors that mix tokens, by kind of layer."""
     return {kind: attention_specs(c) if kind == ATTENTION else delta_specs(c, stored) for kind in set(c.kinds)}
 
 

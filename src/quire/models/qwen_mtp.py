@@ -35,7 +35,7 @@ def _has(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def config(checkpoint: Checkpoint, target: QwenConfig) -> QwenConfig:
-    """That of the target, with one layer, which has attention."""
+    """The configuration of the target, with one layer, which has attention."""
     shared: dict[str, Any] = {"layers": 1, "kinds": (ATTENTION,), "states": None, "windows": (0,), "rotated": (True,)}
     if not isinstance(target, MoeConfig):
         return replace(target, **shared)

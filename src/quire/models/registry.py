@@ -364,7 +364,7 @@ def decoder_of(architecture: str) -> str | None:
 
 
 def purpose(architecture: str) -> Purpose:
-    """What an architecture is for."""
+    """What an architecture is for: to generate, to embed or to score."""
     for purpose, architectures in PURPOSES.items():
         if architecture in architectures:
             return purpose

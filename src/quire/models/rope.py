@@ -168,7 +168,7 @@ def _yarn_scale(spec: RopeSpec, factor: float) -> float:
 
 
 def _llama3(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
-    """As yarn, with the ramp over rotations in the trained context instead of over pairs."""
+    """Llama 3's scaling: as yarn, with the ramp over rotations in the trained context instead of over pairs."""
     low, high = spec.param("low_freq_factor"), spec.param("high_freq_factor")
     inv_freq = 1.0 / _powers(spec)
     rotations = spec.original_max * inv_freq / (2 * math.pi)

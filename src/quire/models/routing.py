@@ -1,5 +1,7 @@
 """How routers choose experts: a function for each kind, from the keys of config.json. `Routing` defines each kind."""
 
+from typing import Literal
+
 from quire.ops.opset import Routing
 from quire.weights.config import CheckpointConfig
 
@@ -32,25 +34,20 @@ def grouped_softmax(hf: CheckpointConfig) -> Routing:
 
 def softmax_of_best_two(hf: CheckpointConfig) -> Routing:
     """Mistral 4: DeepSeek V3's routing by softmax scores, which are not corrected."""
-    routing = Routing(
-        hf.int("num_experts_per_tok"),
-        renormalize=hf.bool("norm_topk_prob", True),
-        scale=hf.float("routed_scaling_factor", 1.0),
-        num_groups=hf.int("n_group", 1),
-        top_groups=hf.int("topk_group", 1),
-        group_score="best two",
-    )
-    routing.check(hf.int("n_routed_experts"))
-    return routing
+    return _of_best_two(hf, "softmax")
 
 
 def grouped_sigmoid(hf: CheckpointConfig) -> Routing:
     """DeepSeek V3: experts are chosen by corrected scores, and a group is as good as its best two."""
     hf.expect("scoring_func", "sigmoid", None)
     hf.expect("topk_method", "noaux_tc", None)
+    return _of_best_two(hf, "sigmoid")
+
+
+def _of_best_two(hf: CheckpointConfig, scoring: Literal["softmax", "sigmoid"]) -> Routing:
     routing = Routing(
         hf.int("num_experts_per_tok"),
-        "sigmoid",
+        scoring,
         renormalize=hf.bool("norm_topk_prob", True),
         scale=hf.float("routed_scaling_factor", 1.0),
         num_groups=hf.int("n_group", 1),

@@ -119,7 +119,10 @@ def _local_heads(hf: CheckpointConfig, fields: dict[str, Any]) -> int:
     if heads < 1 or heads % fields["kv_heads"]:
         raise BadCheckpoint(f"{heads} query heads cannot share {fields['kv_heads']} key heads evenly")
     if (kv_heads, other.int("head_dim", fields["head_dim"])) != (fields["kv_heads"], fields["head_dim"]):
-        raise Unsupported(f"{hf.source}: layers with a window have other key heads (attention_other_setting)")
+        raise Unsupported(
+            f"{hf.source}: attention_other_setting gives windowed layers {kv_heads} key heads, or other sizes, and "
+            f"the others have {fields['kv_heads']} of {fields['head_dim']}"
+        )
     return heads
 
 

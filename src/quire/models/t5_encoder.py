@@ -16,7 +16,7 @@ UNUSED = r"encoder\.embed_tokens\.weight|decoder\..*|lm_head\.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T5EncoderConfig(EncoderConfig):
-    """As in T5Config."""
+    """The sizes of T5's encoder, as in T5Config."""
 
     intermediate: int
     eps: float

@@ -87,7 +87,7 @@ def listed_kinds(hf: CheckpointConfig, layers: int) -> list[Any]:
 
 
 def layer_specs(c: ZambaConfig) -> dict[str, TensorSpecs]:
-    """By the prefix of their names: those of the layers, then those of the shared block."""
+    """All tensors by the prefix of their names: those of the layers, then those of the shared block."""
     blocks = {f"model.layers.{layer}.{BLOCK}": block_specs(c) for layer in c.hybrids[:1]}
     return mamba_layer_specs(c, partial(mixer_specs, c)) | blocks
 

@@ -73,7 +73,7 @@ def config(hf: CheckpointConfig) -> Zamba2Config:
 
 
 def layer_specs(c: Zamba2Config) -> dict[str, TensorSpecs]:
-    """By the prefix of their names: those of the layers, then those of the shared blocks."""
+    """All tensors by the prefix of their names: those of the layers, then those of the shared blocks."""
     specs = mamba_layer_specs(c, partial(mixer_specs, c.mamba, c.hidden))
     for block, layer in enumerate(c.hybrids[: c.num_blocks]):
         uses = range(block, len(c.hybrids), c.num_blocks)

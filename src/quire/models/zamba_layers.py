@@ -27,7 +27,7 @@ class SharedBlockConfig(ModelConfig):
     eps: float
     intermediate: int
     activation: Activation
-    num_blocks: int = 1  # that hybrid layers share
+    num_blocks: int = 1  # blocks that hybrid layers share in turn
     rank: int = 0  # of adapters; 0: there are none
     attention_adapters: bool = False
     rope: RopeSpec | None = None
@@ -59,7 +59,7 @@ def top_specs(c: ModelConfig) -> TensorSpecs:
 
 
 def mamba_layer_specs(c: ModelConfig, mixer_specs: Callable[[str], TensorSpecs]) -> dict[str, TensorSpecs]:
-    """By the prefix of their names. `mixer_specs`: of a mixer, by its name in the layer."""
+    """The tensors of all layers by the prefix of their names. `mixer_specs`: of a mixer, by its name in the layer."""
     specs: dict[str, TensorSpecs] = {}
     for layer, kind in enumerate(c.kinds):
         inner = "mamba_decoder." if kind == HYBRID else ""
@@ -74,7 +74,7 @@ def mamba_layer_specs(c: ModelConfig, mixer_specs: Callable[[str], TensorSpecs])
 
 
 def block_attention_specs(c: ModelConfig) -> TensorSpecs:
-    """Of a shared block: its attention, and both of its norms."""
+    """The tensors of a shared block's attention, and of both its norms."""
     sizes = {"q": c.q_size, "k": c.kv_size, "v": c.kv_size}
     return {
         "attn_norm": Vector("input_layernorm", 2 * c.hidden),

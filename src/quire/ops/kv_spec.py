@@ -31,7 +31,7 @@ class ConvSpec:
 
     @property
     def state_bytes(self) -> int:
-        """Of all layers, after one token."""
+        """The convolution states of all layers after one token."""
         return 4 * self.num_layers * (self.taps - 1) * self.channels
 
 
@@ -68,22 +68,22 @@ class StateSpec:
 
     @property
     def conv_numbers(self) -> int:
-        """Of one layer, padded to whole vectors."""
+        """The numbers of one layer's convolution, padded to whole vectors."""
         return -(-(self.conv_taps - 1) * self.conv_channels // STATE_ALIGNMENT) * STATE_ALIGNMENT
 
     @property
     def numbers(self) -> int:
-        """Of one layer's recurrence, padded to whole vectors."""
+        """The numbers of one layer's recurrence, padded to whole vectors."""
         return -(-prod(self.shape) // STATE_ALIGNMENT) * STATE_ALIGNMENT
 
     @property
     def slot_bytes(self) -> int:
-        """Of all layers."""
+        """The bytes of a state slot, which has the states of all layers."""
         return 4 * self.num_layers * (self.conv_numbers + self.numbers)
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of a checkpoint, of all layers. Numbers of an int8 one are padded to whole groups."""
+        """The bytes of a checkpoint, which has all layers. Numbers of an int8 one are padded to whole groups."""
         if self.checkpoint_dtype != "int8":
             return self.slot_bytes // (2 if self.checkpoint_dtype == "bfloat16" else 1)
         return -(-self.slot_bytes // 4 // CHECKPOINT_GROUP) * (CHECKPOINT_GROUP + 4)
@@ -186,7 +186,7 @@ class KVSpec:
 
     @property
     def kv_bytes(self) -> int:
-        """The same in all layers, in a block or in a window page."""
+        """The bytes that the tokens of a block have in all layers, in the block itself or in its window page."""
         return self.num_layers * self.layer_bytes
 
     @property
@@ -201,12 +201,12 @@ class KVSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Of a window page."""
+        """The bytes of a window page."""
         return len(self.windows.layers) * self.layer_bytes if self.windows else 0
 
     @property
     def host_block_bytes(self) -> int:
-        """Of a block on the host, which has all layers."""
+        """The bytes of a block on the host, which has all layers."""
         return self.block_bytes + self.page_bytes
 
     @property

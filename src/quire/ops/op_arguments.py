@@ -63,7 +63,7 @@ class Routing:
                 f"{self.top_k} of {num_experts} experts are chosen, from {self.top_groups} of {self.num_groups} groups"
             )
         if self.group_score == "best two" and self.num_groups > 1 and size < 2:
-            raise BadCheckpoint(f"groups of {size} expert are judged by their best two")
+            raise BadCheckpoint(f"groups are ranked by their best two experts, and each has {size}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +101,7 @@ class Wkv7Weights:
 class Keep(Enum):
     """The precision that a matrix keeps when weights are quantized while they are loaded."""
 
-    NOTHING = 0  # it is quantized as the user asked
+    NOTHING = 0  # the weight is quantized as the user asked
     EIGHT_BITS = 1  # LM heads: their error goes straight into the logits
     ALL = 2  # routers: their error changes which experts compute
 

@@ -108,7 +108,7 @@ class OpSet(Protocol):
         """Rotary frequencies [rotary_dim / 2]; cos and sin are multiplied by `scale`."""
 
     def draft_vocabulary(self, tokens: Int32, vocab: int) -> Any:
-        """Of a head that has logits for some tokens only: output i is token tokens[i]; see `logits`."""
+        """The vocabulary of a head that has logits for some tokens only: output i is token tokens[i]; see `logits`."""
 
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> KVCache: ...
 

@@ -22,8 +22,8 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
 
 
 def random_bits(seed: int, position: int, sample: int) -> tuple[tuple[int, int], int]:
-    """Of the token at `position` in the whole sequence, prompt included: the key of the race that samples it
-    (ops/race.py), and 53 bits for XTC.
+    """The random bits of the token at `position` in the whole sequence, prompt included: the key of the race that
+    samples it (ops/race.py), and 53 bits for XTC.
 
     The key of Philox is the seed, a negative one in two's complement; the counter is (position, sample), 64 bits
     each."""

@@ -39,7 +39,8 @@ def exponentials(key: tuple[int, int], ids: NDArray[np.integer[Any]]) -> Float64
 
 
 def log(x: Float64) -> Float64:
-    """Of normal numbers in (0, 1), to a relative 1e-14: log(m * 2**e) = 2 atanh((m - 1) / (m + 1)) + e * log(2)"""
+    """The logarithm of normal numbers in (0, 1), to a relative 1e-14: log(m * 2**e) = 2 atanh((m - 1) / (m + 1)) + e *
+    log(2)"""
     bits = x.view(np.int64)
     e = (bits >> 52) - EXPONENT_BIAS
     m = (bits & (1 << 52) - 1 | EXPONENT_BIAS << 52).view(np.float64)  # in [1, 2)

@@ -15,8 +15,8 @@ BROKEN = -2  # no token could be sampled: every permitted logit is -inf or NaN. 
 
 
 def sampled_row(row: int, draws: Sequence[Draw], mu: float | None = None) -> SampledRow:
-    """Of one draw, or of several tokens. A last one that is BROKEN is left out: the next step draws it first, and
-    reports it. `mu`: mirostat's, after them."""
+    """The row of one draw, or of several tokens. A last one that is BROKEN is left out: the next step draws it first,
+    and reports it. `mu`: mirostat's, after them."""
     first, logprobs = draws[0]
     if first == BROKEN:
         return SampledRow(row, error="the model gave no number for any token that may follow")

@@ -1,14 +1,10 @@
 """What to try, in order, each with the gain that the ceilings predict."""
 
 import json
-from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 from quire.planning.hardware import usable_memory
-
-if TYPE_CHECKING:
-    from quire.planning.plan import Plan
+from quire.planning.plan import Advice, Plan
 
 NGRAM_ACCEPTANCE = 0.4  # of prompt lookup on text that repeats itself, as code edits and summaries do
 DRAFT_ACCEPTANCE = 0.7  # of a draft model of the same family
@@ -16,22 +12,12 @@ FOUR_BITS = 4.8  # bits a weight of a Q4_K_M, AWQ or GPTQ model, its 16-bit tabl
 MAX_TP = 8  # devices of a server
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One thing to do. `gain`: how many times as many output tokens a second; 1: it is not about speed."""
-
-    what: str
-    flags: str
-    why: str
-    gain: float = 1.0
-
-
-def advise(plan: "Plan") -> list[Advice]:
+def advise(plan: Plan) -> list[Advice]:
     found = [*_fit(plan), *_replicas(plan), *_weights(plan), *_kv(plan), *_batch(plan), *_speculation(plan)]
     return sorted(found, key=lambda advice: -advice.gain)
 
 
-def _fit(plan: "Plan") -> list[Advice]:
+def _fit(plan: Plan) -> list[Advice]:
     if plan.fits:
         return []
     short = plan.memory.total - plan.room
@@ -44,7 +30,7 @@ def _fit(plan: "Plan") -> list[Advice]:
     return [Advice(f"use {needed} devices, or fewer users", f"--tp {needed}", why, float("inf"))]
 
 
-def tp_that_fits(plan: "Plan") -> int | None:
+def tp_that_fits(plan: Plan) -> int | None:
     """The smallest power of two of devices that holds the plan; None: no server has as many."""
     memory, now = plan.memory, plan.setup.num_devices
     of_device = (memory.process + memory.activations) // now
@@ -53,8 +39,9 @@ def tp_that_fits(plan: "Plan") -> int | None:
     return next((n for n in sizes if shared + n * of_device <= usable_memory(plan.hardware, n)), None)
 
 
-def _replicas(plan: "Plan") -> list[Advice]:
-    """As many engines as the rate needs, at 70 % of the ceiling: queues grow without bound before it is reached."""
+def _replicas(plan: Plan) -> list[Advice]:
+    """Advice to run as many engines as the rate needs, at 70 % of the ceiling: queues grow without bound before it is
+    reached."""
     if plan.setup.rate is None:
         return []
     wanted = plan.setup.rate * plan.load.output
@@ -65,7 +52,7 @@ def _replicas(plan: "Plan") -> list[Advice]:
     return [Advice(f"run {count} replicas", f"{count} x quire serve behind a router", why, float(count))]
 
 
-def _weights(plan: "Plan") -> list[Advice]:
+def _weights(plan: Plan) -> list[Advice]:
     """Decode is bound by the bytes of weights: fewer bits are faster."""
     step = plan.at_load
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
@@ -81,7 +68,7 @@ def _weights(plan: "Plan") -> list[Advice]:
     ] if gain > 1.05 else []  # fmt: skip
 
 
-def _kv(plan: "Plan") -> list[Advice]:
+def _kv(plan: Plan) -> list[Advice]:
     step = plan.at_load
     share = step.count.kv_bytes / step.count.nbytes
     if share < 0.2 or plan.kv.dtype in ("int8", "fp8") or plan.kv.latent:
@@ -92,7 +79,7 @@ def _kv(plan: "Plan") -> list[Advice]:
     return [Advice("an 8-bit KV cache", f"--kv-cache-dtype {kind}", why, gain)]
 
 
-def _batch(plan: "Plan") -> list[Advice]:
+def _batch(plan: Plan) -> list[Advice]:
     """More users at once read the same weights."""
     now = plan.at_load
     larger = [step for step in plan.decode if now.shape.num_seqs < step.shape.num_seqs <= plan.max_users]
@@ -107,7 +94,7 @@ def _batch(plan: "Plan") -> list[Advice]:
     return [Advice(f"serve more at once ({best.shape.num_seqs})", f"--max-num-seqs {best.shape.num_seqs}", why, gain)]
 
 
-def _speculation(plan: "Plan") -> list[Advice]:
+def _speculation(plan: Plan) -> list[Advice]:
     """The best number of draft tokens at a usual acceptance rate, by the ceilings of both models."""
     acceptance = NGRAM_ACCEPTANCE if plan.draft is None else DRAFT_ACCEPTANCE
     k, gain = plan.speculation.best(acceptance)

@@ -34,7 +34,7 @@ class Round:
         return self.num_streams * (self.prompt + self.output) + self.num_prefixes * self.prefix
 
     def outputs(self) -> list[int]:
-        """Of each stream. They end one after the other, so that steps of all sizes run."""
+        """The output lengths of streams. They end one after the other, so that steps of all sizes run."""
         if self.num_streams == 1:
             return [self.output]
         return [round(self.output * (0.5 + each / (self.num_streams - 1))) for each in range(self.num_streams)]
@@ -63,7 +63,7 @@ def rounds_that_fit(max_model_len: int, max_num_seqs: int) -> list[Round]:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Of a request to an idle server. Moments of time.perf_counter()."""
+    """The first token of a request to an idle server. Moments of time.perf_counter()."""
 
     sent: float
     seen: float

@@ -61,7 +61,7 @@ class Calibration:
 
 
 def measured_steps(rows: Iterable[Sequence[Any]]) -> list[MeasuredStep]:
-    """Of rows as `Calibration.as_json` has them."""
+    """The steps in rows as `Calibration.as_json` has them."""
     return [MeasuredStep(StepWork(*work), float(seconds), count) for *work, seconds, count in rows]
 
 
@@ -82,7 +82,7 @@ def keep(directory: Path, calibration: Calibration) -> Path:
 
 
 def find(directory: Path, about: dict[str, Any]) -> Calibration | None:
-    """What was kept of this model on this machine, if it can be read."""
+    """The calibration that was kept of this model on this machine, if it can be read."""
     try:
         kept = Calibration.of(json.loads((directory / _file_name(about)).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
@@ -95,7 +95,7 @@ def _file_name(about: Mapping[str, Any]) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """Of a model's files: names, sizes, and how each begins."""
+    """A digest of a model's files: their names, sizes, and how each begins."""
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.glob("*")):
         if file.is_file():

@@ -9,7 +9,7 @@ _DAY = 86400
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of `num_devices` that together compute so many tokens."""
+    """What tokens cost on `num_devices` that together compute so many a second."""
 
     price: float  # an hour of one device
     num_devices: int

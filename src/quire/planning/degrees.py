@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from quire.planning.plan import Plan, Setup, make_plan
+from quire.planning.plan import Plan, Setup
+from quire.planning.planner import make_plan
 
 DEGREES = (2, 4, 8)
 
@@ -25,8 +26,8 @@ class Degree:
 
 
 def degrees(plan: Plan) -> list[Degree]:
-    """Of the plan's hardware, where a machine has several of it. With tp ranks send their hidden states to each other;
-    with dp nothing is sent, and every device has all weights."""
+    """The plan with more devices of its hardware, where a machine has several of it. With tp ranks send their hidden
+    states to each other; with dp nothing is sent, and every device has all weights."""
     if not plan.hardware.is_gpu:
         return []
     one = make_plan(plan.model, plan.kv, plan.load, replace(plan.setup, tp=1, pp=1), plan.draft)

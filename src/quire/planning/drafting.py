@@ -26,7 +26,7 @@ class Draft:
 
     @property
     def method(self) -> str:
-        """As `--speculative-config` calls it."""
+        """The method as `--speculative-config` calls it."""
         return "eagle" if self.is_head else "draft_model"
 
     @property
@@ -42,16 +42,16 @@ class Draft:
         return users * sequence_bytes(self.model, self.kv, context) // layers
 
     def block_bytes(self, target: KVSpec) -> int:
-        """Of as many tokens as a block of the target has."""
+        """The bytes that as many tokens as a block of the target has take in the cache of what drafts."""
         layers = self.model.config.layers if self.is_head else 1
         return self.kv.block_bytes * target.block_size // (self.kv.block_size * layers)
 
     @property
     def step_share(self) -> float:
-        """Of a head: the bytes that its step reads, as a share of the model's."""
+        """The bytes that a step of a head reads, as a share of those of the model's step."""
         logits = self.model.step(StepShape(1, 1, 1), self.kv).count
         return (self.weight_bytes + logits.ops["head"].weight_bytes) / logits.total.weight_bytes
 
     def times(self, hardware: Hardware, eight_bit: bool) -> RooflineTimes:
-        """Of its steps, on one device: what drafts is not divided among several."""
+        """The times of its steps on one device: what drafts is not divided among several."""
         return roofline_times(self.model, self.kv.dtype, hardware, eight_bit=eight_bit, is_head=self.is_head)

@@ -21,14 +21,14 @@ def num_steps_alike(scheduler: Scheduler, in_flight: StepPlan | None) -> int:
     if not running or scheduler.speculation or scheduler.pages or scheduler.kv_blocks.window.size:
         return 0
     if groups.waiting.items and scheduler.rows.num_unreserved > 0:
-        return 0  # it may be admitted
+        return 0  # a waiting sequence may be admitted
     if in_flight and (in_flight.swap_in or in_flight.swap_out):
         return 0
     size, steps = scheduler.limits.block_size, NEVER
     for seq in running:
         num_tokens, group = len(seq.tokens), seq.group
         if num_tokens - seq.num_computed != 1 or seq.num_placeholders != ahead or num_tokens <= group.num_prompt:
-            return 0  # it lacks more than the token after its last, or nothing
+            return 0  # the sequence lacks more than the token after its last, or nothing
         if (left := group.length - num_tokens) < steps:
             steps = left
     if not ahead:

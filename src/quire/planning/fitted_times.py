@@ -39,7 +39,7 @@ class Curve:
         return low + (seconds[i] - low) * (tokens - left) / (knots[i] - left)
 
     def within(self, tokens: float) -> float:
-        """The same, and beyond the first and the last knot what it is there."""
+        """The value at `tokens`; beyond the first and the last knot, the value there."""
         return self.at(min(max(tokens, self.knots[0]), self.knots[-1]))
 
     def scaled(self, factor: float) -> "Curve":

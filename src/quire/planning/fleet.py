@@ -109,7 +109,7 @@ class SimulatedEngine:
         return SimulatedDrafts(self.num_speculative_tokens, self.acceptance, Random(index), self.draft_method, steps)
 
     def _draft_policy(self) -> DraftPolicy | None:
-        """As an engine has it: what it believes of a method until it has measured it."""
+        """The policy of drafts as an engine has it: what it believes of a method until it has measured it."""
         if not self.num_speculative_tokens:
             return None
         method = DraftMethod(self.draft_method, self.num_speculative_tokens, cost=self.draft_cost)

@@ -44,12 +44,12 @@ def step_bytes(step: StepCounter, max_tokens: int, num_logits: int) -> int:
 
 
 def kept_bytes(num_layers: int, hidden: int, max_tokens: int) -> int:
-    """What layers leave behind until a step has ended, in 16 bits."""
+    """The bytes that layers leave behind until a step has ended, in 16 bits."""
     return 2 * KEPT_PER_LAYER * num_layers * hidden * max_tokens
 
 
 def decode_graph_sizes(max_size: int) -> list[int]:
-    """As ops/gpu/program.py has them, which cannot be imported without torch."""
+    """The sizes of decode graphs, as in ops/gpu/program.py, which cannot be imported without torch."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, MAX_CAPTURED_SEQS + 1, 32)]
     return sorted({min(size, max_size) for size in sizes})
 

@@ -42,7 +42,7 @@ def packed_pages(allocations: Iterable[int]) -> Iterator[int]:
 
 
 def weight_pages(allocations: Iterable[int]) -> int:
-    """The same after the last."""
+    """The bytes of the pages that all packed weights take."""
     return max(packed_pages(allocations), default=0)
 
 
@@ -64,7 +64,8 @@ def logits_bytes(num_rows: int, vocab: int, drafts: bool) -> int:
 def step_buffers(
     step: StepCounter, kv: KVSpec, *, max_tokens: int, num_rows: int, num_drafts: int, context: int, threads: int
 ) -> int:
-    """Of a recorded forward pass, when steps have up to `max_tokens` tokens, in `num_rows` sequences that sample."""
+    """The buffers of a recorded forward pass, when steps have up to `max_tokens` tokens, in `num_rows` sequences that
+    sample."""
     num_logits = min(num_rows * (1 + num_drafts), max_tokens)
     logits = logits_bytes(num_logits, step.vocab, num_drafts > 0)
     groups = GROUP_BYTES * max_tokens * -(-step.integer_inputs // GROUP)

@@ -122,7 +122,7 @@ def _grouped(tensor: StoredTensor, bits: int, field_bits: int, group: int, width
 
 
 def packing_of(config: CheckpointConfig, *, on_gpu: bool) -> PackedFormat:
-    """As the backend packs the weights of a checkpoint."""
+    """How the backend packs the weights of a checkpoint."""
     groups = config.section("quantization_config").get("group_size")
     group = groups if isinstance(groups, int) and groups > 0 else None
     return GpuFormat(group=group) if on_gpu else NativeFormat()

@@ -1,11 +1,10 @@
 """A plan: what a model needs on a machine, what it can reach there, what that costs, and what to do about it."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 
 from quire.core.errors import BadRequest
 from quire.ops.kv_spec import KVSpec
-from quire.planning.advice import Advice, advise
 from quire.planning.cost import Cost
 from quire.planning.drafting import Draft
 from quire.planning.hardware import Hardware, usable_memory
@@ -14,18 +13,10 @@ from quire.planning.memory import (
     KVVariant,
     Load,
     MemoryPlan,
-    kv_variants,
-    plan_memory,
-    users_that_fit,
 )
 from quire.planning.planned_model import PlannedModel
-from quire.planning.roofline import StepCeiling, pipeline_bubble, step_ceiling
-from quire.planning.speculation import NUM_DRAFTS, SpeculationTable
-from quire.planning.step_counter import StepShape
-from quire.planning.step_times import StepWork, roofline_times
-
-CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)  # of the table of users
-BATCHES = (1, 8, 32, 128)  # of the table of decode steps
+from quire.planning.roofline import StepCeiling, pipeline_bubble
+from quire.planning.speculation import SpeculationTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +43,16 @@ class Setup:
     @property
     def num_devices(self) -> int:
         return self.tp * self.pp
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to do. `gain`: how many times as many output tokens a second; 1: it is not about speed."""
+
+    what: str
+    flags: str
+    why: str
+    gain: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Plan:
 
     @property
     def bubble(self) -> float:
-        """Of a pipeline while it computes a prompt in chunks."""
+        """The bubble of a pipeline while it computes a prompt in chunks."""
         chunks = ceil(self.load.prompt / self.setup.limits.max_num_batched_tokens)
         return pipeline_bubble(self.setup.pp, chunks)
 
@@ -102,79 +103,3 @@ class Plan:
         """Output tokens of all users, while the device computes their prompts too."""
         one_request = self.load.output * self.at_load.seconds / self.load.users + self.prefill.seconds
         return self.load.output / one_request * self.setup.pp * (1 - self.bubble)
-
-
-def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None = None) -> Plan:
-    hardware = setup.hardware
-    memory = _memory(model, kv, load, setup, draft)
-    middle = load.prompt + load.output // 2
-
-    def ceiling(shape: StepShape) -> StepCeiling:
-        return step_ceiling(model, kv, hardware, shape, tp=setup.tp, eight_bit=setup.eight_bit)
-
-    decode = [ceiling(StepShape(batch, 1, middle)) for batch in sorted({*BATCHES, load.users})]
-    one_user = replace(load, users=1)
-    alone = _memory(model, kv, one_user, setup, draft)
-    room = usable_memory(hardware, setup.num_devices) - (alone.total - alone.kv_cache)
-    ahead = 1 if hardware.is_gpu else 0
-    contexts = [context for context in CONTEXTS if context <= model.config.max_length] or [model.config.max_length]
-    plan = Plan(
-        model=model,
-        kv=kv,
-        load=load,
-        setup=setup,
-        memory=memory,
-        prefill=ceiling(StepShape(1, load.prompt, load.prompt)),
-        decode=decode,
-        users_by_context=[(context, users_that_fit(model, kv, context, room, ahead)) for context in contexts],
-        max_users=users_that_fit(model, kv, load.context, room, ahead),
-        variants=kv_variants(model, kv.kv_bytes / kv.block_size / _numbers(kv)),
-        speculation=_speculation(model, kv, load, setup, draft),
-        cost=Cost(0, setup.num_devices, 0, 0),
-        advice=[],
-        draft=draft,
-    )
-    rate = plan.tokens_per_second
-    price = hardware.price if setup.price is None else setup.price
-    cost = Cost(price, setup.num_devices, rate * load.prompt / load.output, rate)
-    return replace(plan, cost=cost, advice=advise(plan))
-
-
-def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> MemoryPlan:
-    """Of all devices together: each has a process and activations of its own."""
-    hardware = setup.hardware
-    memory = plan_memory(model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes)
-    held = 0
-    if draft is not None:
-        held = draft.weight_bytes + draft.cache_bytes(load.users, load.context)
-    devices = setup.num_devices
-    return replace(memory, draft=held, activations=devices * memory.activations, process=devices * memory.process)
-
-
-def _speculation(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> SpeculationTable:
-    """By the step times that `quire simulate` computes, with every user decoding.
-
-    With async scheduling, sequences that wait for their drafts miss the step that is planned meanwhile, which others
-    have: steps of groups take turns."""
-    ahead, middle = 1 if setup.hardware.is_gpu else 0, load.prompt + load.output // 2
-    groups = min(load.users, 1 + ahead)
-
-    def step(users: int, num_drafts: int = 0) -> StepWork:
-        work = StepWork(num_rows=users * (1 + num_drafts))
-        for _ in range(users):
-            work.add(middle - 1, 1 + num_drafts, num_drafts)
-        return work
-
-    times = roofline_times(model, kv.dtype, setup.hardware, tp=setup.tp, eight_bit=setup.eight_bit)
-    plain, in_group = times.seconds(step(load.users)) / groups, ceil(load.users / groups)
-    counts = {*NUM_DRAFTS, *([draft.num_tokens] if draft is not None else [])}
-    verify = {k: times.seconds(step(in_group, k)) / plain for k in sorted(counts)}
-    draft_cost = 0.0
-    if draft is not None:
-        draft_cost = draft.times(setup.hardware, setup.eight_bit).seconds(step(in_group)) / plain
-    return SpeculationTable(draft_cost, verify, ahead)
-
-
-def _numbers(kv: KVSpec) -> int:
-    """Numbers of one token in the cache."""
-    return (1 if kv.latent else 2) * max(kv.num_layers, 1) * kv.num_kv_heads * kv.head_dim

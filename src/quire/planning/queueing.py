@@ -12,7 +12,7 @@ TPOT_TAIL = 1.25  # the slowest of a hundred requests against the mean: each is 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of one engine. Seconds; infinite where requests come faster than it serves them."""
+    """The waiting at one engine, in seconds; infinite where requests come faster than it serves them."""
 
     num_seqs: float  # in flight, on average
     ttft: float

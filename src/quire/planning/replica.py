@@ -154,7 +154,7 @@ class Replica:
         return ended
 
     def step(self) -> None:
-        """What the engine's loop does once."""
+        """One turn of the engine's loop."""
         assert self.goes_on is not None
         began = now = self.goes_on
         if self.scheduler.has_work:
@@ -197,7 +197,7 @@ class Replica:
     # -- time
 
     def _host_seconds(self, num_sampled: int) -> float:
-        """Of the engine's loop for one step, beside the device."""
+        """The time that the engine's loop takes for one step, beside that of the device."""
         return self.costs.step + self.costs.row * num_sampled
 
     def _run(self, plan: StepPlan, work: StepWork, output: StepOutput, now: float) -> tuple[float, float]:
@@ -221,7 +221,7 @@ class Replica:
             request = self.requests[self.scheduler.rows[admission.row].group.id]
             self._known[admission.row] = len(admission.tokens)
             self._sampled[admission.row] = SampledRow(admission.row, [request.token])
-            if not request.first_token and request not in self._starting:  # it may have been preempted
+            if not request.first_token and request not in self._starting:  # the request may have been preempted
                 self._starting.append(request)
             if drafts:
                 drafts.admit(admission.row)

@@ -50,7 +50,7 @@ class RanksPlan:
 
     @property
     def seconds(self) -> float:
-        """Of a decode step, with gathers."""
+        """The time of a decode step, with gathers."""
         return self.decode_seconds(self.gathered_bytes)
 
     @property
@@ -59,7 +59,7 @@ class RanksPlan:
 
 
 def scaling(plans: list[Plan]) -> list[RanksPlan]:
-    """Of plans that differ in their number of devices."""
+    """Plans that differ in their number of devices, with what these gain and what they exchange."""
     model, kv = plans[0].model, plans[0].kv
     columns = gathered_columns(model, max(plan.setup.tp for plan in plans), kv.block_size, kv.dtype)
     degrees = []

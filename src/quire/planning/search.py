@@ -18,7 +18,7 @@ from quire.planning.step_times import RooflineTimes, default_costs, roofline_tim
 from quire.planning.summary import Summary, summarize
 from quire.planning.workload import WorkloadSpec, generate
 
-DEVICES = (1, 2, 4, 8)  # that share every matrix
+DEVICES = (1, 2, 4, 8)  # numbers of devices that share every matrix
 FORMATS = {True: ("bfloat16", "fp8", "awq"), False: ("bfloat16", "q8_0", "q4_k_m")}  # by whether it is a GPU
 KV_DTYPES = {True: ("bfloat16", "fp8"), False: ("float16", "int8")}
 STEP_TOKENS = 512  # --max-num-batched-tokens, as `quire serve` has it
@@ -31,7 +31,7 @@ MAX_TRIES = 3  # of a configuration, each with more replicas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is to be served."""
+    """The load that is to be served."""
 
     rate: float  # requests a second
     prompt: int
@@ -221,7 +221,7 @@ def _simulated(demand: Demand, configuration: Configuration) -> Configuration:
 
 
 def _near_misses(failed: list[Configuration], count: int = 5) -> list[Configuration]:
-    """Of hardware that cannot serve, the configuration that misses least."""
+    """For each hardware that cannot serve the load, the configuration that misses it least."""
     nearest: dict[str, Configuration] = {}
     for one in sorted(failed, key=lambda one: one.excess):
         nearest.setdefault(one.hardware.name, one)

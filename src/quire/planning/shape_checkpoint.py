@@ -37,7 +37,7 @@ _WITHOUT_SUPER_BLOCKS = {Q2_K: Q4_0, Q3_K: Q4_0, Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q
 
 @dataclass(slots=True)
 class ShapeCheckpoint(DummyCheckpoint):
-    """Its tensors have the bytes of their shapes and nothing in them: all are views of one zero."""
+    """A checkpoint whose tensors have the bytes of their shapes and nothing in them: all are views of one zero."""
 
     path: Path = field(default_factory=lambda: Path("config.json"))
     config: CheckpointConfig = field(kw_only=True)
@@ -108,7 +108,8 @@ def shape_checkpoint(config: CheckpointConfig, format_name: str | None = None) -
 def quantized_checkpoint(
     config: CheckpointConfig, stored: StoredFormat, known: Mapping[str, StorageType] | None = None
 ) -> ShapeCheckpoint:
-    """As its `quantization_config` says. `known`: the types of tensors whose headers were read."""
+    """The checkpoint with tensors of the types that its `quantization_config` says. `known`: the types of tensors whose
+    headers were read."""
     known = {short_name(name): kind for name, kind in (known or {}).items()}
     return ShapeCheckpoint(
         config=config, type_of=stored.type_of, num_layers=_num_layers(config), without_blocks=F32, known=known

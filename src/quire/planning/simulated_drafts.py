@@ -64,7 +64,7 @@ class DraftingSteps:
         return in_all + sum(seconds for _, seconds in steps), steps
 
     def note(self, row: int, num_drafts: int, num_right: int) -> None:
-        """These were proposed for a row."""
+        """Note the drafts that were proposed for a row."""
         self._rows[row].num_drafts, self._rows[row].num_right = num_drafts, num_right
 
     def _advance(self, row: int, num_known: int) -> int:

@@ -49,7 +49,7 @@ class _Clock:
         advance: Callable[[], object] = lambda: None, max_concurrency: int | None = None,
     ) -> None:  # fmt: skip
         """`compress`: steps that are alike are made at once."""
-        self._left = len(arrivals) if max_concurrency is None else max_concurrency  # that may be sent now
+        self._left = len(arrivals) if max_concurrency is None else max_concurrency  # requests that may be sent now
         self._held: deque[tuple[int, Arrival]] = deque()  # at their clients
         self._sent: set[int] = set()  # of those that were held: on their way to an engine
         self._replicas, self._router, self._compress, self._advance = replicas, router, compress, advance

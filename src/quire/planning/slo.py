@@ -23,7 +23,7 @@ class Slo:
         return max(p99[name] / limit for name, limit in self.limits.items())
 
     def misses(self, p99: Mapping[str, float]) -> list[str]:
-        """What is beyond its limit, as words."""
+        """The measures that are beyond their limits, as words."""
         return [
             f"{name} p99 {_words(p99[name])} > {_words(limit)}" for name, limit in self.limits.items()
             if p99[name] > limit

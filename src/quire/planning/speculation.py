@@ -35,7 +35,7 @@ class SpeculationTable:
         return (k, gain) if gain > 1 else (0, 1.0)
 
     def lines(self) -> list[str]:
-        """As text: a row for each acceptance, a column for each k."""
+        """The table as text: a row for each acceptance rate, a column for each k."""
         head = "  acceptance" + "".join(f"{f'k={k}':>8}" for k in self.verify_costs)
         rows = [
             f"  {acceptance:>10.0%}" + "".join(f"{self.speedup(acceptance, k):>7.2f}x" for k in self.verify_costs)

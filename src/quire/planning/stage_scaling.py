@@ -39,7 +39,7 @@ class StagesPlan:
 
     @property
     def device_bytes(self) -> int:
-        """Of the largest stage, which has the head where that is what makes it the largest."""
+        """The bytes of the largest stage, which has the head where that is what makes it the largest."""
         memory = self.plan.memory
         own = memory.activations + memory.process
         return int(max(self.shares) * (memory.total - own)) + own
@@ -61,7 +61,7 @@ class StagesPlan:
 
     @property
     def bubble_when_emptied(self) -> float:
-        """Of a pipeline that is emptied after every step of all users."""
+        """The bubble of a pipeline that is emptied after every step of all users."""
         return pipeline_bubble(self.pp, self.micro_batches)
 
 

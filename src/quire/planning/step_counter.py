@@ -84,7 +84,7 @@ class StepCounter(Recorder):
         self.experts: tuple[PackedExperts, PackedExperts, int] | None = None  # the largest: gate and up, down, top k
 
     def arena_bytes(self, max_tokens: int) -> int:
-        """Of activations on a CPU, for steps of at most `max_tokens`."""
+        """The bytes of activations on a CPU, for steps of at most `max_tokens`."""
         if max_tokens not in self._arenas:
             _, size = assign_offsets(self.uses, max_tokens, needed_for_logits(self.uses))
             self._arenas[max_tokens] = 4 * size

@@ -25,7 +25,7 @@ class LoggedStep:
 
 
 def read_steps(path: Path, since: float = 0.0) -> list[LoggedStep]:
-    """Those that began after `since`."""
+    """The steps of a log that began after `since`."""
     data = path.read_bytes()
     rows = _STEP.iter_unpack(data[: len(data) // _STEP.size * _STEP.size])
     steps = [LoggedStep(StepWork(*row[:6]), row[7], row[8], bool(row[6])) for row in rows]

@@ -54,7 +54,7 @@ class StoredFormat:
 
 
 def stored_floats_type(config: CheckpointConfig) -> StorageType:
-    """Of matrices that are not quantized, as `dtype` says, or `torch_dtype`; without these, bfloat16."""
+    """The type of matrices that are not quantized, as `dtype` says, or `torch_dtype`; without these, bfloat16."""
     sections = [config, *(config.section(name) for name in ("text_config", "llm_config") if name in config)]
     given = next((part.get(key) for part in sections for key in ("dtype", "torch_dtype") if key in part), None)
     return _FLOATS.get(str(given).removeprefix("torch."), BF16)
@@ -75,12 +75,12 @@ def config_format(config: CheckpointConfig, directory: Path) -> StoredFormat | N
 
 
 def first_expert(name: str) -> str:
-    """Those of all experts are alike."""
+    """The name of the same tensor of the first expert: those of all experts are alike."""
     return _NUMBERED_EXPERT.sub(".experts.0.", name)
 
 
 def short_name(name: str) -> str:
-    """As a decoder by itself has it, where the checkpoint takes images too."""
+    """The name that a decoder by itself has for a tensor, where the checkpoint takes images too."""
     for prefix, short in PREFIXES.items():
         if f"{name}.".startswith(prefix):
             return (short + f"{name}.".removeprefix(prefix)).removesuffix(".")
@@ -121,7 +121,7 @@ _Found = tuple[LinearType, str, str]
 
 
 def _integers(bits: int, symmetric: bool, group: int = -1) -> StorageType:
-    """As weights/formats/grouped.py makes them."""
+    """The type of grouped integers, as weights/formats/grouped.py makes it."""
     if group > 0 and group % BLOCK_SIZE:
         return F32
     if bits > 4:

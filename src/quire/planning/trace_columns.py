@@ -15,7 +15,7 @@ KNOWN = "Azure's TIMESTAMP,ContextTokens,GeneratedTokens; BurstGPT's Timestamp,M
 
 
 class TraceColumns:
-    """Of a file whose first line is `header`. Times are seconds, or dates; they count from the first."""
+    """The columns of a file whose first line is `header`. Times are seconds, or dates; they count from the first."""
 
     def __init__(self, path: Path, header: str) -> None:
         names = [name.strip().lower() for name in _cells(header.removeprefix("\ufeff"))]

@@ -62,7 +62,7 @@ class WorkloadSpec:
         if not self.rate > 0:
             raise BadRequest(f"rate is {self.rate}", "it must be above 0; inf: all requests at once", param="rate")
         if not 0 <= self.spread <= 1:
-            raise BadRequest(f"spread is {self.spread}", "it is a share: from 0 to 1", param="spread")
+            raise BadRequest(f"spread is {self.spread}", "it must be a share, from 0 to 1", param="spread")
         for name in ("shared_prefix", "think_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadRequest(f"{name} is {getattr(self, name)}", f"{name} must be at least 0", param=name)

@@ -27,7 +27,7 @@ def default_text() -> str:
 
 
 def read_text(path: Path | None) -> str:
-    """None: the default text."""
+    """The text to calibrate with; None: the default one."""
     if path is None:
         return default_text()
     try:
@@ -63,7 +63,8 @@ def sequences(
 
 
 def _sequences(tokenizer: Tokenizer, text: str, length: int) -> list[list[int]]:
-    """Of one length, which is less than `length` where the text is short; each begins as the model expects."""
+    """Sequences of one length, which is less than `length` where the text is short; each begins as the model
+    expects."""
     bos = tokenizer.bos_id
     prefix = [bos] if bos is not None and tokenizer.encode("a")[:1] == [bos] else []
     ids = tokenizer.encode(text, add_special_tokens=False)

@@ -191,7 +191,9 @@ def _algorithm(run: QuantizeRun, algorithm: str | None, options: GPTQOptions) ->
     if chosen in SMOOTHING and run.options.patterns:
         raise QuantizeError(f"--algorithm {chosen} scales layers for one format", "several have nearest and gptq")
     if (run.formats.act_order or options.order) and chosen != "gptq":
-        raise QuantizeError("--act-order is an order of GPTQ", "add `--algorithm gptq`")
+        raise QuantizeError(
+            f"--act-order is the order in which GPTQ rounds, and the algorithm is {chosen}", "add `--algorithm gptq`"
+        )
     return chosen
 
 

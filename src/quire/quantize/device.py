@@ -35,7 +35,7 @@ ACTIVATION_COPIES = 2  # of inputs and outputs of the widest layer, for each tok
 
 
 class Logits(Protocol):
-    """Of all tokens of a forward pass, computed some rows at a time."""
+    """The logits of all tokens of a forward pass, computed some rows at a time."""
 
     def rows(self, first: int, last: int) -> Floats: ...
 
@@ -81,7 +81,7 @@ class Device(Protocol):
     def logits(
         self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook | None = None
     ) -> Logits:
-        """In fp32."""
+        """The logits of all tokens, in fp32."""
 
     def check_activations(self, checkpoint: Checkpoint, num_tokens: int) -> None:
         """Raises where the activations of all tokens at once do not fit in memory."""
@@ -170,7 +170,7 @@ class CPU:
 
 
 def batches(sequences: Sequence[Sequence[int]], num_tokens: int) -> Iterator[list[Sequence[int]]]:
-    """Of at least `num_tokens` tokens, but for the last."""
+    """Batches of at least `num_tokens` tokens each, but for the last."""
     batch: list[Sequence[int]] = []
     for sequence in sequences:
         batch.append(sequence)

@@ -44,7 +44,8 @@ class AttentionHeads:
         return behind
 
     def _softmax(self, scores: Floats, head: int, distance: NDArray[Any], hidden: NDArray[np.bool_]) -> Floats:
-        """In place."""
+        """Attention weights of one head, in place: scores are scaled, capped, biased and masked before their
+        softmax."""
         scores *= np.float32(self.scale)
         if self.softcap:
             scores = np.float32(self.softcap) * np.tanh(scores / np.float32(self.softcap))

@@ -122,7 +122,8 @@ class EagerOps:
         self.kv_largest: dict[int, tuple[float, float]] = {}
 
     def for_pass(self, hook: MatmulHook | None = None) -> "EagerOps":
-        """The same weights, for a forward pass with places of its own. `hook`: in place of the usual one."""
+        """These ops with the same weights, for a forward pass with places of its own. `hook`: in place of the usual
+        one."""
         ops = copy(self)
         ops.hook, ops._kv, ops._sources = hook or self.hook, {}, copy(self._sources)
         ops._sources.begin()
@@ -260,7 +261,10 @@ class EagerOps:
         self._kv[layer] = (np.concatenate((latent, k_rope), axis=1), latent)
 
     def write_index_key(self, k: Floats, batch: Any, layer: int) -> None:
-        raise Unsupported("texts that are longer than what an indexer chooses (index_topk)", "use shorter texts")
+        raise Unsupported(
+            "a calibration text with more tokens than the indexer of the model chooses (index_topk)",
+            "use shorter texts",
+        )
 
     def mla_attention(
         self, q_latent: Floats, q_rope: Floats, batch: EagerBatch, layer: int, scale: float, chosen: None = None

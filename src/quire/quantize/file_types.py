@@ -69,7 +69,7 @@ NOT_QUANTIZED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FileTypeContext:
-    """What a mix asks of the model and the command line."""
+    """What the choice of a tensor's type depends on, of the model and the command line."""
 
     num_layers: int
     heads_a_kv_head: int = 1

@@ -87,7 +87,7 @@ def gguf_tensors(checkpoint: Checkpoint) -> list[GGUFTensor]:
 
 
 def quantized_tensors(checkpoint: Checkpoint, options: QuantizeOptions) -> list[GGUFTensor]:
-    """Those whose type a mix may choose: no flag keeps or names it."""
+    """The tensors whose type a mix may choose: no flag keeps or names it."""
     tensors = gguf_tensors(checkpoint)
     context = _context(checkpoint.config, tensors, options, has_importance=False)
     fixed = {"token_embd.weight"} if options.table_type else set()

@@ -75,7 +75,7 @@ def ternary_blocks(x: Floats, weights: Floats, group: int, size: int) -> Ternary
 
 
 def iq1_s(x: Floats, weights: Floats) -> Bytes:
-    """Of every 32 weights: four entries of 11 bits, the scale and the sign."""
+    """The bytes of IQ1_S: for every 32 weights four entries of 11 bits, the scale and the sign."""
     blocks = ternary_blocks(x, weights, 32, 32)
     high = ((blocks.entries >> 8).astype(np.uint16).reshape(-1, 8, 4) << SHIFTS).sum(2, dtype=np.uint16)
     words = high | blocks.scales.astype(np.uint16) << np.uint16(12) | blocks.negative.astype(np.uint16) << np.uint16(15)

@@ -125,7 +125,7 @@ def _q5_1(x: Floats, importance: Floats | None) -> Bytes:
 
 
 def _q8_0(x: Floats, importance: Floats | None) -> Bytes:
-    """As `--quantization int8` packs it: a search gains nothing in 8 bits."""
+    """Rounded to nearest, as `--quantization int8` does: a search gains nothing in 8 bits."""
     blocks: Bytes = native.quantize("F32", _as_bytes(x), 32, "Q8_0")
     return blocks
 

@@ -78,7 +78,7 @@ def plan_huggingface(
 def quantized_layers(
     checkpoint: Checkpoint, linears: Mapping[str, Any], forms: LinearFormats, options: QuantizeOptions
 ) -> dict[str, tuple[int, int]]:
-    """Those to quantize, with their shapes. A layer that is stored otherwise than [outputs, inputs] stays."""
+    """The layers to quantize, with their shapes. A layer that is stored otherwise than [outputs, inputs] stays."""
     stored = set(checkpoint.names())
     return {
         name: use.shape

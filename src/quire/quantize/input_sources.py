@@ -30,7 +30,7 @@ class InputSources:
     def begin(self) -> None:
         """Forget the values of an earlier forward pass."""
         self._sources: dict[str, tuple[Any, InputSource | None]] = {}  # kind of op -> its last output
-        self._linear: tuple[Any, str | None] = (None, None)  # that of gate and up, and the name of up
+        self._linear: tuple[Any, str | None] = (None, None)  # the input of gate and up, and the name of up
 
     def add_vector(self, vector: Any, name: str, values: Floats) -> None:
         """A vector of the checkpoint, as the model is loaded."""

@@ -217,7 +217,7 @@ class LinearFormats:
 
 
 def _options_of(name: str, options: FormatOptions) -> FormatOptions:
-    """Those that a format beside the method has."""
+    """The options that a format beside the method has."""
     return replace(FormatOptions(), **{field: getattr(options, field) for field in LINEAR_METHODS[name].options})
 
 

@@ -42,7 +42,7 @@ def chosen_mix(tensors: Sequence[TensorLosses], budget: int) -> dict[str, str]:
         if step.tensor in full:
             continue
         if used + step.nbytes > budget:
-            full.add(step.tensor)  # its later steps build on this one
+            full.add(step.tensor)  # the tensor's later steps build on this one
             continue
         chosen[step.tensor] = step.kind
         used += step.nbytes
@@ -50,7 +50,7 @@ def chosen_mix(tensors: Sequence[TensorLosses], budget: int) -> dict[str, str]:
 
 
 def smallest_mix(sizes: Iterable[Mapping[str, int]], budget: int) -> int:
-    """Its bytes; raises where that is more than `budget`."""
+    """The bytes of the smallest mix; raises where that is more than `budget`."""
     smallest = sum(min(formats.values()) for formats in sizes)
     if smallest > budget:
         raise QuantizeError(

@@ -139,7 +139,7 @@ def _linear(run: QuantizeRun, checkpoint: Checkpoint) -> tuple[Shapes, Rounding,
 def _is_packed(name: str, run: QuantizeRun) -> bool:
     try:
         config = linear_format(name, run.formats).config([])
-    except QuireError:  # it lacks an option that is set
+    except QuireError:  # the format lacks an option that is set
         return False
     return config.get("format") == "pack-quantized"
 
@@ -185,7 +185,8 @@ def _spread(calibrated: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
 
 
 def _with_types(run: QuantizeRun, types: Mapping[str, str], weights: Mapping[str, int]) -> QuantizeRun:
-    """Its method becomes that of most weights, by which a GGUF file is called."""
+    """The run with these types of tensors. Its method is the type of most weights, after which a GGUF file is
+    called."""
     counts: Counter[str] = Counter()
     for name, kind in types.items():
         counts[kind] += weights[name]

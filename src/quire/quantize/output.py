@@ -209,7 +209,7 @@ class PartialOutput:
 
 @contextmanager
 def _errors_named(path: Path) -> Iterator[None]:
-    """What the file system refuses, as a sentence."""
+    """Raise an error of the file system as a sentence with a hint."""
     try:
         yield
     except OSError as error:

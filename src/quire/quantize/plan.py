@@ -44,7 +44,7 @@ class Importance:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """What the bytes of the output depend on, besides the source and the method."""
+    """The options that the bytes of the output depend on, besides the source and the method."""
 
     method: str
     ignore: tuple[str, ...] = ()

@@ -186,7 +186,8 @@ def _listed(names: Any) -> list[str]:
 
 
 def _pattern(target: str) -> str:
-    """Of the name of a stored weight: "re:..." is matched from the beginning, others are a module's whole name."""
+    """The pattern of the name of a stored weight: "re:..." is matched from the beginning, others are a module's whole
+    name."""
     if target.startswith("re:"):
         body = target[3:]
         body = rf"{body[:-1]}\.weight$" if body.endswith("$") else body

@@ -38,7 +38,7 @@ class QuantizeRun:
 
     @property
     def forms(self) -> LinearFormats | None:
-        """Of linear layers in Hugging Face's layout; None for plain conversions and GGUF."""
+        """The formats of linear layers in Hugging Face's layout; None for plain conversions and GGUF."""
         method = self.options.method
         if method not in LINEAR_METHODS:
             return None

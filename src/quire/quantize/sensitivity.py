@@ -99,7 +99,7 @@ def _divergences(
     checkpoint: Checkpoint, tensors: Sequence[MixTensor], sequences: Sequence[Sequence[int]], rounding: Rounding,
     importance: Callable[[str], Floats | None], report: Report,
 ) -> list[float]:  # fmt: skip
-    """Of each tensor in the format that is probed: the mean over the tokens."""
+    """The divergence for each tensor in the format that is probed: the mean over the tokens."""
     length, longest = sum(map(len, sequences)), max(map(len, sequences))
     original = log_softmax(EagerModel(checkpoint, longest)(sequences).rows(0, length))
     shares = np.exp(original)

@@ -144,7 +144,7 @@ class ScaledCheckpoint(DelegatingCheckpoint):
         return weights
 
     def logits(self, sequences: Sequence[Sequence[int]], device: Device) -> Logits:
-        """Of the scaled model, with one of its matrices in memory at a time."""
+        """The logits of the scaled model, with one of its matrices in memory at a time."""
         hook = StoredWeights(lambda part: self.matrix(part, device))
         return device.logits(_ScaledVectors(self._checkpoint, self), sequences, hook)
 

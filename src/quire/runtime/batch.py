@@ -36,7 +36,7 @@ class Places:
 
     rows: Int32  # [D], as the others
     positions: Int32
-    num_drafts: Int32  # that were computed there
+    num_drafts: Int32  # drafts that were computed behind the token
     tenancies: Int32
 
 
@@ -118,7 +118,7 @@ class BatchRows:
     def moved_slots(
         self, row: int, position: int, drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """Of a tree of drafts from that place on, the slots of the accepted ones: (where they are, where a chain has
+        """In a tree of drafts from that place on, the slots of the accepted ones: (where they are, where a chain has
         them). Before `settle`."""
         path = accepted_path(drafts, parents, tokens)
         return [

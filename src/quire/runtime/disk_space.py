@@ -29,7 +29,7 @@ class DiskSpace:
 
     @property
     def max_bytes(self) -> int:
-        """What this directory may hold, or less: what its disk has room for."""
+        """The bytes that the directory may hold, or fewer, where its disk has not as much room."""
         try:
             free = shutil.disk_usage(self._root).free
         except OSError:

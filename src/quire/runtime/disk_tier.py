@@ -37,7 +37,7 @@ NUM_READERS = 2  # threads that read one fetch: while a sequence waits for it, C
 PREFETCHED_FILES = 16  # opened by each before they are read
 RETRY_SECONDS = 10.0  # after the disk has failed
 WRITER_NICENESS = 5  # threads that compute go first
-STOP_SECONDS = 2.0  # that the last writes have
+STOP_SECONDS = 2.0  # seconds that the last writes have
 
 Wait = Callable[[], None]  # returns when the swaps of a plan are done
 _Saves = tuple[Wait, list[tuple[int, BlockKey]]]

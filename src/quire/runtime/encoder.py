@@ -19,7 +19,7 @@ Wanted = Literal["first", "last", "all"]  # tokens of a text
 
 
 def encoder_spec(config: ModelConfig, kv_dtype: str = "auto") -> KVSpec:
-    """Of the pages of a decoder; a bidirectional model has none."""
+    """The KV cache of a decoder that encodes; a bidirectional model has no pages."""
     layers = 0 if config.bidirectional else config.kv_layers
     spec = replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers)
     if spec.states:  # every text starts without one, and none goes on from what it leaves
@@ -55,7 +55,7 @@ class EncoderRunner:
         return [taken for step in self._steps(texts) for taken in self._run(step, wanted, take)]
 
     def _steps(self, texts: Sequence[EncodeInput]) -> Iterator[Sequence[EncodeInput]]:
-        """In the given order: without padding, sorting by length gains nothing."""
+        """Texts by step, in the given order: without padding, sorting by length gains nothing."""
         first, num_tokens = 0, 0
         for index, text in enumerate(texts):
             assert 0 < len(text.ids) <= self._max_model_len, f"{len(text.ids)} tokens"
@@ -92,7 +92,7 @@ class EncoderRunner:
         )
 
     def _segment_offsets(self, texts: Sequence[EncodeInput]) -> Any:
-        """Of positions: see EncoderConfig."""
+        """What is added to positions for the kind of segment that a token is in: see EncoderConfig."""
         if self._kinds == 1 or all(text.segments is None for text in texts):
             return np.int32(0)
         segments = [np.zeros(len(t.ids), np.int32) if t.segments is None else np.asarray(t.segments) for t in texts]

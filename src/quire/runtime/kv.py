@@ -49,7 +49,7 @@ class KVSize:
 
     @property
     def state_bytes(self) -> int:
-        """Of all slots of the device."""
+        """The bytes of all state slots of the device."""
         if (states := self.spec.states) is None:
             return 0
         return states.num_slots * states.slot_bytes + states.num_checkpoint_slots * states.checkpoint_bytes
@@ -184,8 +184,30 @@ def size_cache(
             f"a sequence of {length} tokens needs {_mib(needed)} of KV cache, and {_mib(given)} hold {fits}",
             f"give kv_cache_memory_bytes {needed}, or ask for a smaller max_model_len",
         )
-    has_staging = has_staging and not offload_bytes
-    host_bytes = swap_bytes + offload_bytes
+    spec, num_host_blocks = _size_host(
+        spec,
+        num_blocks,
+        seq_blocks,
+        swap_bytes=swap_bytes,
+        offload_bytes=offload_bytes,
+        has_staging=has_staging and not offload_bytes,
+        has_pinned_host=has_pinned_host,
+    )
+    return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))
+
+
+def _size_host(
+    spec: KVSpec,
+    num_blocks: int,
+    seq_blocks: int,
+    *,
+    swap_bytes: int,
+    offload_bytes: int,
+    has_staging: bool,
+    has_pinned_host: bool,
+) -> tuple[KVSpec, int]:
+    """Host slots of states, which are in the spec, and the number of host blocks, in the memory that is left."""
+    host_bytes, seq_bytes = swap_bytes + offload_bytes, seq_blocks * spec.block_bytes
     if spec.states:
         states = _with_host_slots(spec.states, swap_bytes, offload_bytes, seq_bytes, has_staging)
         host_bytes -= _num_host_slots(host_bytes, seq_bytes, states.host_slot_bytes) * states.host_slot_bytes
@@ -194,7 +216,7 @@ def size_cache(
     num_host_blocks = host_bytes // spec.host_block_bytes if spec.block_bytes else free_blocks
     if has_staging:
         num_host_blocks += _num_staged(seq_blocks, spec.host_block_bytes if has_pinned_host else spec.block_bytes)
-    return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))
+    return spec, num_host_blocks
 
 
 def _with_host_slots(
@@ -221,7 +243,7 @@ def _num_host_slots(host_bytes: int, seq_bytes: int, slot_bytes: int) -> int:
 
 
 def sequence_state_bytes(states: StateSpec | None) -> int:
-    """Of the slots that go with a sequence: `OWN_SLOTS` for its states, the others for checkpoints."""
+    """The bytes of the slots that go with a sequence: `OWN_SLOTS` for its states, the others for checkpoints."""
     if states is None:
         return 0
     return OWN_SLOTS * states.slot_bytes + (SLOTS_A_SEQUENCE - OWN_SLOTS) * states.checkpoint_bytes

@@ -45,7 +45,7 @@ class BlockFormat:
 
     @property
     def num_states(self) -> int:
-        """That a transferred prompt ends with."""
+        """The number of states that a transferred prompt ends with."""
         return 1 if self.state_nbytes else 0
 
     def payload_bytes(self, key: BlockKey) -> int:

@@ -23,7 +23,8 @@ class Pooling:
 
     @classmethod
     def of(cls, modules: SentenceModules, default: PoolingMode, normalize: bool | None = None) -> "Pooling":
-        """As the checkpoint says; `normalize` overrides it, and `default` is used where it says nothing."""
+        """How texts are pooled, as the checkpoint says; `normalize` overrides it, and `default` is used where it says
+        nothing."""
         steps: list[PoolingStep] = [unit_length if step is None else dense(step) for step in modules.steps]
         if normalize is not None:
             steps = [step for step in steps if step is not unit_length] + [unit_length] * normalize

@@ -2,20 +2,17 @@
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from quire.core.thinking import Thinking
+from quire.runtime.matcher import Matcher
 from quire.runtime.thinking_matcher import ThinkingMatcher
-
-if TYPE_CHECKING:
-    from quire.runtime.structured_output import Matcher
 
 
 class ReasoningMatcher:
     """A `Matcher`: reasoning, in which any token may follow, and behind its end an answer that `answer` holds to a
     grammar. Where reasoning has not begun, the first token begins it or is the answer's."""
 
-    def __init__(self, thinking: Thinking, answer: "Matcher") -> None:
+    def __init__(self, thinking: Thinking, answer: Matcher) -> None:
         self._begin_id = thinking.begin_id
         self._reasoning, self._num_reasoning = ThinkingMatcher(thinking), 0  # tokens that it consumed
         self._answer, self._num_answer = answer, 0

@@ -25,7 +25,7 @@ ScoreHead = Callable[[Float32], Float32]  # hidden states of the wanted tokens [
 
 
 def score_head(checkpoint: Checkpoint, config: ModelConfig, tokens: ScoreTokens | None) -> ScoreHead | None:
-    """None: the model embeds, or its forward pass ends in its classifier."""
+    """The head that scores; None: the model embeds, or its forward pass ends in its classifier."""
     if isinstance(config, EncoderConfig):
         return mean_head(checkpoint, config) if config.labels_of_mean else None
     if config.bidirectional:
@@ -40,7 +40,7 @@ def score_head(checkpoint: Checkpoint, config: ModelConfig, tokens: ScoreTokens 
 
 
 def mean_head(checkpoint: Checkpoint, config: EncoderConfig) -> ScoreHead:
-    """Of ModernBERT: a linear layer, GELU, a norm, and the classifier."""
+    """ModernBERT's head: a linear layer, GELU, a norm, and the classifier."""
 
     def read(name: str, *shape: int) -> Float32:
         if name not in checkpoint.names() or checkpoint.shape(name) != shape:
@@ -76,7 +76,7 @@ def classifier_head(checkpoint: Checkpoint, config: ModelConfig) -> Float32:
 
 
 def _logit_scale(config: ModelConfig) -> float:
-    """Of some decoders, and already in hidden states as `Headless` returns them."""
+    """The factor that some decoders multiply logits by; hidden states that `Headless` returns have it already."""
     scale: float = getattr(config, "logit_scale", 1.0)
     return scale
 

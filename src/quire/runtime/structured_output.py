@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,30 +11,9 @@ from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.core.structured import Structured
 from quire.ops.opset import Masks
+from quire.runtime.matcher import Matcher
 from quire.runtime.reasoning_matcher import ReasoningMatcher
 from quire.runtime.thinking_matcher import ThinkingMatcher
-
-
-class Matcher(Protocol):
-    """The state of one sequence in its grammar. It knows ids only."""
-
-    @property
-    def error(self) -> str:
-        """Why it cannot go on; empty while it can."""
-
-    def write_mask(self, address: int, num_bytes: int) -> bool:
-        """Write a bit for each token that may follow: token t is bit t % 8 of byte t / 8. False: there is an error.
-        Safe to call while other threads run."""
-
-    def advance(self, tokens: Sequence[int]) -> bool:
-        """Consume sampled tokens. False: the grammar does not allow them."""
-
-    def count_valid(self, tokens: Sequence[int]) -> int:
-        """How many leading draft tokens the grammar allows. Nothing is consumed."""
-
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens consumed."""
-
 
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}  # nor parents
 MatcherFactory = Callable[[Structured], Matcher]  # a matcher at the start of a grammar that has been compiled

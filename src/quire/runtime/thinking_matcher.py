@@ -14,7 +14,7 @@ class _State(NamedTuple):
 
 
 class ThinkingMatcher:
-    """A `Matcher` of runtime/structured_output.py. Reasoning that begins again goes on with what is left."""
+    """A `Matcher` of runtime/matcher.py. Reasoning that begins again goes on with what is left."""
 
     error = ""
 

@@ -14,7 +14,8 @@ from quire.client.engine_process import EngineProcess
 from quire.client.one_model import OneModel
 from quire.client.service import Models
 from quire.core.errors import BadRequest
-from quire.engine.options import EngineOptions, named_values
+from quire.engine.option import named_values
+from quire.engine.options import EngineOptions
 from quire.hub import model_name
 from quire.server import heap
 from quire.server.http.listen import open_listener

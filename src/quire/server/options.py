@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.watermark import DEFAULT_DELTA, DEFAULT_GAMMA, DEFAULT_KEY, Watermark
-from quire.engine.options import named_values, option
+from quire.engine.option import check_minimums, named_values, option
 from quire.text.reasoning import NAMES as REASONING_PARSERS
 from quire.text.tools.formats import NAMES as TOOL_PARSERS
 
@@ -17,7 +17,7 @@ TEMPLATE_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "cont
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """`minimum` in a field's metadata is checked; cli/flags.py lists the other keys."""
+    """cli/flags.py lists the keys of a field's metadata."""
 
     host: str = option(
         "127.0.0.1",
@@ -180,10 +180,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         _ = self.watermark, self.template_defaults  # raise where they are wrong
         named_models(self.models)
-        for spec in fields(self):
-            minimum, value = spec.metadata.get("minimum"), getattr(self, spec.name)
-            if minimum is not None and value is not None and not value >= minimum:
-                raise BadRequest(f"{spec.name} is {value}", f"it must be at least {minimum}", param=spec.name)
+        check_minimums(self)
         if self.decode_engines > 1 and not self.prefill_engines:
             raise BadRequest(
                 f"decode_engines is {self.decode_engines}, and there are no prefill engines",

@@ -33,6 +33,6 @@ class PromptReader:
         return reader
 
     def ids(self, path: str, body: bytes) -> list[int]:
-        """Of its first prompt. Raises QuireError for a body that the server would refuse."""
+        """The ids of a body's first prompt. Raises QuireError for a body that the server would refuse."""
         parse = self._parsers.get(path)
         return self._prompter.encode(parse(body, self._context).requests[0]) if parse is not None else []

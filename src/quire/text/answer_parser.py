@@ -17,7 +17,7 @@ class AnswerDelta:
 
     @property
     def is_content(self) -> bool:
-        """It is content and nothing else."""
+        """Whether it has content and nothing else."""
         return bool(self.content) and not self.reasoning and not self.calls
 
 

@@ -38,7 +38,7 @@ class DryBreakers:
                     whole.update(one.heads)
         if (num_ids := sum(len(one.heads) for one in found)) > self._vocab_size:
             raise BadRequest(
-                f"the sequence breakers can be written with {num_ids} first tokens, and {self._vocab_size} are allowed",
+                f"{num_ids} tokens can begin one of the sequence breakers, and {self._vocab_size} are allowed in all",
                 "give fewer or shorter ones",
                 param="dry_sequence_breakers",
             )
@@ -76,7 +76,7 @@ class DryBreakers:
 
     @cached_property
     def _tokens_by_end(self) -> dict[int, list[tuple[int, bytes]]]:
-        """By their last byte."""
+        """The tokens of the vocabulary, by their last byte."""
         by_end: dict[int, list[tuple[int, bytes]]] = {}
         for token, written in self._tokens:
             if written:

@@ -45,7 +45,7 @@ class CompletionText:
         if stop is not None:
             out.finish_reason, out.stop_reason, out.reason = "stop", stop, ""
             if kept < len(event.tokens):
-                out.cumulative_logprob = None  # it includes the dropped tokens
+                out.cumulative_logprob = None  # the sum includes the dropped tokens
         self._ended = out.finish_reason is not None
         return out
 

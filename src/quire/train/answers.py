@@ -85,7 +85,7 @@ class AnswerRun:
         return self._divided(read[: self.options.held_out], read[self.options.held_out :])
 
     def _divided(self, first: Sequence[Example], others: Sequence[Example]) -> Answers:
-        """Of the first ones, as many are held out as make a tenth of all at most."""
+        """Divide examples: of the first ones, as many are held out as make a tenth of all at most."""
         first, others = ([e for e in some if len(e.ids) - e.start >= MIN_ANSWER] for some in (first, others))
         total = len(first) + len(others)
         if total < MIN_TEXTS:

@@ -20,7 +20,7 @@ OPENINGS = (
 
 @dataclass(frozen=True, slots=True)
 class SelfPrompts:
-    """The same seed gives the same prompts."""
+    """Prompts that the model writes itself: the same seed gives the same ones."""
 
     llm: LLM
     seed: int

@@ -103,7 +103,7 @@ class TargetOps(TorchOps):
 
 @dataclass(frozen=True, slots=True)
 class TargetStates:
-    """Of sequences side by side, padded to one length."""
+    """The hidden states of sequences side by side, padded to one length."""
 
     layers: dict[int, Tensor]  # layer -> what it gets [sequences, length, hidden]; the last is what the final norm gets
     last: Tensor  # [sequences, length, hidden]: what the LM head gets

@@ -51,7 +51,7 @@ def read_examples(path: Path, tokenizer: Tokenizer, max_length: int) -> Iterator
             prompt = tokenizer.encode(sample["prompt"])
             completion = sample.get("completion", "")
             if not isinstance(completion, str):
-                raise TrainError(f"{where}: completion is {_short(completion)}", "it is a text")
+                raise TrainError(f"{where}: completion is {_short(completion)}", "it must be a text")
             ids = [*prompt, *tokenizer.encode(completion, add_special_tokens=False)]
             start = len(prompt) if completion else 0
         else:

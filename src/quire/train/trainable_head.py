@@ -123,7 +123,7 @@ def coverage(examples: Iterable[Example], vocabulary: Iterable[int]) -> float:
 
 
 def in_fp16(weights: dict[str, Any]) -> dict[str, Tensor]:
-    """In fp16, on the CPU."""
+    """A copy of weights in fp16, on the CPU."""
     stored = {name: weight.detach().to("cpu", torch.float16).contiguous() for name, weight in weights.items()}
     if broken := [name for name, weight in stored.items() if not weight.isfinite().all()]:
         raise TrainError(f"{broken[0]} is not finite: the training has diverged", "give a lower --learning-rate")
@@ -131,7 +131,7 @@ def in_fp16(weights: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def trainable(weights: dict[str, Tensor], device: str) -> dict[str, Any]:
-    """In fp32 on the device, with gradients."""
+    """A copy of weights in fp32 on the device, with gradients."""
     return {
         name: weight.to(device, torch.float32).detach().clone().requires_grad_() for name, weight in weights.items()
     }

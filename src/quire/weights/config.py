@@ -19,7 +19,7 @@ class Required:
 
 REQUIRED: Final = Required()
 
-MAX_WHOLE: Final = 1 << 53  # that a float holds exactly
+MAX_WHOLE: Final = 1 << 53  # the greatest integer up to which a float holds all exactly
 
 # The largest sizes that are possible, well above those of any model, by the last word of a key: memory is allocated for
 # these counts, and loops run over them, before tensors are compared with them.
@@ -99,8 +99,12 @@ class CheckpointConfig:
         value = self._values.get(key)
         return default if value is None else value
 
-    def int(self, key: builtins.str, default: builtins.int | Required = REQUIRED) -> builtins.int:
+    def int(
+        self, key: builtins.str, default: builtins.int | Required = REQUIRED, minimum: builtins.int | None = None
+    ) -> builtins.int:
         value = self._typed(key, builtins.int, default)
+        if minimum is not None and value < minimum:
+            raise self._bad(key, f"is {value}, and at least {minimum} is possible")
         bound = MAX_SIZES.get(key.rpartition(".")[2])
         if bound is not None and value > bound:
             raise self._bad(key, f"is {value}, and at most {bound} is possible")

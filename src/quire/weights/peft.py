@@ -73,7 +73,10 @@ def _tensors(directory: Path) -> RawTensors:
 
         file = PytorchFile(path)
     else:
-        raise BadCheckpoint(f"{directory} has neither adapter_model.safetensors nor adapter_model.bin")
+        raise BadCheckpoint(
+            f"{directory} has neither adapter_model.safetensors nor adapter_model.bin",
+            "name the directory that PEFT's save_pretrained has written",
+        )
     return RawTensors(directory, dict.fromkeys(file.entries, file))
 
 

@@ -37,7 +37,7 @@ class TensorFile(Protocol):
 
     @property
     def entries(self) -> Mapping[str, RawEntry]:
-        """In the order of the file."""
+        """The entries of all tensors, in the order of the file."""
 
 
 class RawTensors:
@@ -52,7 +52,7 @@ class RawTensors:
         return name in self._files
 
     def names(self) -> list[str]:
-        """In file order."""
+        """The names of all tensors, in the order of the files."""
         return list(self._files)
 
     def nbytes(self, name: str) -> int:
@@ -81,11 +81,11 @@ class RawTensors:
             file.drop_pages()
 
     def floats(self, name: str) -> NDArray[np.float32]:
-        """As fp32, in the tensor's shape."""
+        """A tensor's values as fp32, in its shape."""
         return dequantize(self.tensor(name)).reshape(self.shape(name))
 
     def integers(self, name: str) -> NDArray[Any]:
-        """As a view in the tensor's shape and type."""
+        """A tensor's integers as a view, in its shape and type."""
         kind = INTEGERS.get(self.dtype(name))
         if kind is None:
             raise self.bad(name, f"is stored as {self.dtype(name)}, and integers are expected")

@@ -52,7 +52,7 @@ class SentenceModules:
 
 
 def read_sentence_modules(path: Path) -> SentenceModules:
-    """Of a checkpoint; defaults where it says nothing."""
+    """How a checkpoint says that texts are embedded; defaults where it says nothing."""
     return _of_directory(path) if path.is_dir() else _of_gguf(path)
 
 

@@ -14,7 +14,7 @@ from quire.cli.flags import add_flags, read_flags
 from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.main import INTERRUPTED
 from quire.cli.parser import Parser
-from quire.engine.options import option
+from quire.engine.option import option
 from quire.planning.percentiles import percentile
 
 EXAMPLES = """\

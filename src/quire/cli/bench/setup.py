@@ -5,12 +5,12 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
+from quire.engine.option import below_minimum
 from quire.engine.options import ENGINES, GENERATION, LORA, EngineOptions
 
 if TYPE_CHECKING:
@@ -49,11 +49,8 @@ def start(options: EngineOptions) -> "tuple[Engine, float]":
 
 
 def check_minimums(flags: Any) -> None:
-    """`minimum` in the metadata of a field is the smallest value it may have."""
-    for spec in fields(flags):
-        minimum, value = spec.metadata.get("minimum"), getattr(flags, spec.name)
-        if None not in (minimum, value) and value < minimum:
-            raise UsageError(f"--{spec.name.replace('_', '-')} is {value}", f"give at least {minimum}")
+    for name, value, minimum in below_minimum(flags):
+        raise UsageError(f"--{name.replace('_', '-')} is {value}", f"give at least {minimum}")
 
 
 @contextmanager

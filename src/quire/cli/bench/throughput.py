@@ -15,7 +15,8 @@ from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.main import INTERRUPTED
 from quire.cli.parser import Parser
 from quire.engine.engine import Engine
-from quire.engine.options import EngineOptions, option
+from quire.engine.option import option
+from quire.engine.options import EngineOptions
 
 EXAMPLES = """\
   quire bench throughput --num-prompts 64 --input-len 128 --output-len 64

@@ -27,7 +27,7 @@ class NoEffect:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """These values ask for nothing; every other one is refused."""
+    """An option of which these values ask for nothing; every other one is refused."""
 
     values: tuple[str, ...]
     reason: str

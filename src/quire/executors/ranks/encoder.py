@@ -65,12 +65,14 @@ class RanksEncoder(RankEncoder):
         """`dies_with_ranks`: see RanksExecutor."""
         check_ranks(options, size)
         if options.on_gpu:
-            raise Unsupported(f"tensor_parallel_size is {size}, and a GPU encodes alone", "use device cpu")
+            raise Unsupported(
+                f"tensor_parallel_size is {size}, and an encoder runs on one GPU", "leave it out, or use device cpu"
+            )
         self._path, self._options, self._size = path, options, size
         self._dies_with_ranks = dies_with_ranks
         self._ranks: RankProcesses | None = None
         try:
-            group: Any = None  # it comes with the processes
+            group: Any = None  # set when the processes are started
             super().__init__(path, options, group, pooling, normalize, score_tokens)
             assert self._ranks is not None
             self._ranks.answers()

@@ -168,7 +168,7 @@ def _new_executor(start: StartRank, group: RankGroup) -> Follower:
 
 
 def _messages(channel: Channel) -> Iterator[ToRank]:
-    """As they come, until rank 0 has closed its end."""
+    """The messages of rank 0 as they come, until it has closed its end."""
     waiting: deque[bytes] = deque()
     while not channel.ended:
         while waiting:

@@ -69,7 +69,7 @@ class RanksExecutor(RankExecutor):
         self.ranks.tell(StartRank(*start_arguments(self.path, self.options), drafting))
 
     def load(self) -> KVSize:
-        """What the rank with the least room has room for."""
+        """Load the model in all ranks -> the size of the KV cache that the rank with the least room has room for."""
         try:
             own = self._load_own()
             others = [answer for answer in self.ranks.answers() if isinstance(answer, RankLoaded)]
@@ -153,5 +153,5 @@ class LeaderAdapters(LoraAdapters):
 
 
 def start_arguments(path: str | Path, options: ExecutorOptions) -> tuple[str, dict[str, Any]]:
-    """Of `StartRank`."""
+    """The fields of a rank's `StartRank`."""
     return str(Path(path).absolute()), asdict(replace(options, speculation=None))

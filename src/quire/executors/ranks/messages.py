@@ -136,7 +136,7 @@ class RankReady(msgspec.Struct, tag=True):
 
 
 class RankFailed(msgspec.Struct, tag=True):
-    """It cannot do what it was asked for."""
+    """A rank cannot do what it was asked for."""
 
     kind: str
     message: str

@@ -21,7 +21,7 @@ log = logging.getLogger("quire.engine")
 
 LOOK_INTERVAL = 0.1  # seconds between looks at the ranks
 MAX_SILENT_LOOKS = 8  # looks without a beat of a rank's heart, which beats as often: it hangs
-MAX_STARVED_LOOKS = 100  # the same, where the rank would run if it got a CPU
+MAX_STARVED_LOOKS = 100  # looks without progress, where the rank would run if it got a CPU
 STOP_TIMEOUT = 2.0  # seconds that a process has to end
 
 OnLoss = Callable[[int], None] | None

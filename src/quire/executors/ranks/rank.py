@@ -69,7 +69,7 @@ class RankExecutor(LocalExecutor):
         return 0
 
     def _gpu_room(self, spec: KVSpec) -> int:
-        """Of the KV cache of all ranks, of which each has its part."""
+        """Room for the KV cache of all ranks together, as far as this rank's part of it decides."""
         room = super()._gpu_room(spec)
         if self.options.kv_cache_memory_bytes is not None:
             return room

@@ -31,7 +31,7 @@ def trace_roles(family: Family, checkpoint: Checkpoint, config: ModelConfig, spe
 
 
 def trace(load: Load, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec) -> Roles:
-    """Of the model that `load` loads."""
+    """The roles of a model's matrices, found by loading and recording it with shapes instead of weights."""
     ops = RoleOps(_group(config, spec))
     model = load(ops, shapes_of(checkpoint))
     for forward in (model.forward, model.encode):
@@ -41,7 +41,7 @@ def trace(load: Load, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec)
 
 
 def trace_head(head: HeadCheckpoint, load_target: Load, checkpoint: Checkpoint, spec: KVSpec) -> Roles:
-    """Of the weights of a head, which may read some of the target's. `spec`: of the target's cache."""
+    """The roles of the weights of a head, which may read some of the target's. `spec`: of the target's cache."""
     ops = RoleOps(1)
     target = load_target(ops, shapes_of(checkpoint))
     before = replace(ops.roles, matrices=list(ops.roles.matrices), tables=list(ops.roles.tables))

@@ -10,7 +10,7 @@ SLOTS = ("num_slots", "num_checkpoint_slots", "num_host_slots")
 
 
 def counts(size: KVSize) -> tuple[int, int, int, int, int, int, int]:
-    """As the messages have them, in their order."""
+    """The sizes of a KV cache in the order in which messages have them."""
     slots = size.num_slots, size.num_checkpoint_slots, size.num_host_slots
     return size.num_blocks, size.num_host_blocks, *slots, size.num_pages, size.max_model_len
 

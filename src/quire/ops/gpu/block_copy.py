@@ -23,7 +23,8 @@ BESIDE = 32  # programs of a copy that runs beside kernels: what a bus needs in 
 def copy_blocks(
     sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, *, max_programs: int | None = None
 ) -> None:
-    """As if pair by pair: a later pair may read what an earlier one wrote, and write what an earlier one read.
+    """Copy blocks as if pair by pair: a later pair may read what an earlier one wrote, and write what an earlier one
+    read.
 
     `sources` and `targets` are the same pages, or do not overlap."""
     for wave in waves(pairs, same_pages=sources[0] is targets[0]):

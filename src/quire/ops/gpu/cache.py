@@ -93,7 +93,7 @@ class GpuCache(TorchCache):
         return to_device(pairs, self.k.device)
 
     def pages_of(self, layer: int) -> Pages:
-        """Of a layer: of blocks, or the window pages where it has a window."""
+        """The pages of a layer: those of blocks, or window pages where it has a window."""
         in_page, number = self.spec.place(layer)
         cache = self.windowed if in_page and self.windowed else self
         k, v, *scales = (page[number] for page in cache.kv_pages)

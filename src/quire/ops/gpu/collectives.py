@@ -68,7 +68,7 @@ class HostExchange:
         self._exchange = RankExchange(group)
 
     def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
-        """In fp32 there, which holds 16-bit floats exactly."""
+        """The columns of all ranks. They travel in fp32, which holds 16-bit floats exactly."""
         return self._exchange.all_columns(x.cpu(), cuts).to(x.device, x.dtype)
 
     def all_rows(self, x: Tensor, own: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class HostExchange:
 
 
 class GroupExchange:
-    """By a process group of torch's: NCCL."""
+    """The exchange between ranks by a process group of torch's: NCCL."""
 
     in_graphs = True
 
@@ -175,7 +175,7 @@ class GpuRankOps(GpuOps):
         self._sizes: NDArray[np.int64] | None = None  # how many, and which
 
     def _agree_on_sizes(self, sizes: list[int]) -> list[int]:
-        """Those of rank 0: ranks wait for each other in a graph, so they replay the same."""
+        """The sizes of rank 0's graphs: ranks wait for each other in a graph, so they replay the same."""
         if self._sizes is None:
             self._sizes = self.group.allocate(8 * (MAX_SIZES + 1)).view(np.int64)
         if self.group.rank == 0:
@@ -269,7 +269,7 @@ class GpuRankOps(GpuOps):
 
 
 def all_outputs(sizes: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
-    """Of each segment, which has so many outputs here: how many its fields have on all ranks."""
+    """For each segment, which has so many outputs here, how many its fields have on all ranks."""
     ends = list(accumulate(cut.count for cut in cuts))
     bounds = pairwise(accumulate(sizes, initial=0))
     return [

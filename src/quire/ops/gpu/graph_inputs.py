@@ -14,7 +14,7 @@ Array = TypeVar("Array", Tensor, Int32)
 
 
 class StepArrays(NamedTuple, Generic[Array]):
-    """Of T tokens in S sequences, R of which have logits. All int32."""
+    """The arrays of a step with T tokens in S sequences, R of which have logits. All int32."""
 
     ancestors: Array  # [2 T] pairs that are int64 words; [0]: there are no trees
     ids: Array  # [T], as the others of tokens

@@ -17,7 +17,8 @@ def decode_graph_sizes(max_size: int) -> list[int]:
 
 
 def tree_graph_sizes(tree_nodes: int, max_size: int) -> list[int]:
-    """Those, and what whole trees of 1, 2, 4, 8 and 16 sequences have, up to a multiple of 16."""
+    """The sizes of graphs for trees: those of decoding, and what whole trees of 1, 2, 4, 8 and 16 sequences have, up to
+    a multiple of 16."""
     whole = [-(-(1 + tree_nodes) * count // 16) * 16 for count in (1, 2, 4, 8, 16)]
     return sorted({size for size in (*TREE_GRAPH_SIZES, *whole) if size <= max_size})
 

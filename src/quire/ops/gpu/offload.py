@@ -44,7 +44,7 @@ class Copies(Protocol):
         """Copy (target, source) when all that was launched so far is done. -> what to wait for"""
 
     def wait(self, copied: Any) -> None:
-        """What is launched from now on waits for it."""
+        """Let all that is launched from now on wait for a copy."""
 
 
 class LayerCopies:
@@ -151,7 +151,7 @@ class OffloadOps:
         pairs = [_placed(self._offloaded[layer], buffers[place % NUM_BUFFERS]) for place, layer in enumerate(layers)]
         new_copies = ThreadCopies if self._store.on_disk else DirectCopies
         self._copies = LayerCopies(layers, pairs, new_copies(device))
-        self._copies.store = self._store  # it unpins its memory when it goes
+        self._copies.store = self._store  # the store unpins its memory when it is collected
         return sum(ends) - NUM_BUFFERS * max(ends)
 
     # -- forward passes
@@ -178,7 +178,7 @@ def _placed(offloaded: Sequence[OffloadedTensor], buffer: Tensor) -> list[tuple[
 
 
 def tensors_in(packed: Any) -> Iterator[Tensor]:
-    """Of a weight as a backend keeps it: tensors, or dataclasses and lists of them."""
+    """The tensors of a weight as a backend keeps it: tensors, or dataclasses and lists of them."""
     if isinstance(packed, Tensor):
         yield packed
     elif is_dataclass(packed):

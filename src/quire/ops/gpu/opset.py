@@ -294,7 +294,7 @@ class GpuOps(AttentionOps, StateOps):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _all_outputs(self, w: PackedWeight) -> Sequence[int | None]:
-        """Of the matrices that segments have some rows of. None: a segment has all."""
+        """The outputs of the whole matrix of each segment, where the segment has some of its rows; None: it has all."""
         return [None] * len(w.packed)
 
     def _gemm(self, x: Tensor | DeferredRows, w: Segment, bias: Tensor | None, all_outputs: int | None) -> Tensor:
@@ -462,7 +462,7 @@ def _layer_norm_of_groups(
     eps: float,
     groups: int,
 ) -> Tensor:
-    """In plain torch: few models have layer norms of heads."""
+    """A layer norm for each group of columns, in plain torch: few models have it."""
     parts = materialize(x).unflatten(1, (groups, -1))
     normed = F.layer_norm(parts.float(), parts.shape[-1:], eps=eps)
     normed = normed if weight is None else normed * weight.view(-1, parts.shape[-1])

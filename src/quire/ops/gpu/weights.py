@@ -61,7 +61,8 @@ def load_floats(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) 
 
 
 def quantization_for(parts: Sequence[StoredTensor], requested: str | None, keep: Keep) -> str | None:
-    """As `quantization_of`. With w4a8, what is quantized already and keeps its bits stays as it is."""
+    """The quantization of a matrix, as `quantization_of` says. With w4a8, what is quantized already and keeps its bits
+    stays as it is."""
     if requested == "w4a8" and keep is not Keep.NOTHING and parts[0].type.name not in FLOATS:
         return None
     return quantization_of(requested, keep)
@@ -187,7 +188,7 @@ def _round_to_4_bits(groups: Tensor, scales: Tensor) -> Tensor:
 
 
 def _to_nf4(w: Tensor) -> GroupedWeight:
-    """In groups of 64, as bitsandbytes has them."""
+    """Quantized to NF4 in groups of 64, as bitsandbytes has them."""
     groups = w.float().unflatten(1, (-1, gcd(w.shape[1], NF4_GROUP)))
     scales = groups.abs().amax(2)
     codebook = torch.from_numpy(NF4_VALUES).to(w.device)

@@ -46,7 +46,7 @@ class NativeCache:
 
     @property
     def _host_parts(self) -> list[Bytes]:
-        """What host blocks have of pages, and of the keys of indexers."""
+        """The arrays of host blocks: what these have of pages, and of the keys of indexers."""
         return np.split(self._host[:, : self.spec.block_bytes], [self._blocks.shape[1]], axis=1)
 
     @property
@@ -135,7 +135,7 @@ class NativeCache:
         return int(self._page_of[block]) * self.spec.block_size + offset
 
     def _index_views(self) -> list[TokenView]:
-        """As `_token_views`, of the keys of indexers."""
+        """Views of the keys of indexers, as `_token_views` has them of pages."""
         if self.spec.index is None:
             return []
         keys = self._index_blocks.reshape(self.num_blocks, self.spec.num_layers, self.spec.block_size, -1)

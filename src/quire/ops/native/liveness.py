@@ -25,7 +25,7 @@ class Use:
     output: Storage | None
     barrier: bool  # there is a barrier before its output is written, and another one after
     in_place: Sequence[Storage] = ()  # inputs that the output may overwrite, row by row
-    any_rows: bool = False  # it can run for a subset of the rows
+    any_rows: bool = False  # whether the op can run for a subset of the rows
 
 
 def needed_for_logits(uses: Sequence[Use]) -> set[Storage]:

@@ -36,8 +36,7 @@ class NativeProgram:
         hidden: NativeHiddenStates | None = None,
         group: "RankGroup | None" = None,
     ) -> None:
-        spec, conv = cache.spec, cache.spec.conv
-        recorder = RankRecorder(spec, max_tokens, hidden)
+        recorder = RankRecorder(cache.spec, max_tokens, hidden)
         logits = forward(recorder, SymbolicBatch())
         assert isinstance(logits, RecordedLogits) and logits is recorder.logits_taken, (
             "a forward pass returns its logits"
@@ -61,18 +60,9 @@ class NativeProgram:
         arena = group.allocate(4 * (shared_size + SLACK)) if group else None
         widest = native.Tape.quantized_bytes(max_tokens, shared.widest_input)
         quantized = group.allocate(2 * widest)[: 2 * widest] if group and widest else None
-        self._tape = native.Tape(
-            cache.pages,
-            num_blocks=cache.num_blocks,
-            num_layers=spec.block_layers,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            block_size=spec.block_size,
-            dtype=spec.dtype,
-            latent=spec.latent,
-            conv_layers=conv.num_layers if conv else 0,
-            conv_rows=conv.taps - 1 if conv else 0,
-            conv_channels=conv.channels if conv else 0,
+        self._cache = cache
+        self._tape = _new_tape(
+            cache,
             max_tokens=max_tokens,
             arena_size=arena_size,
             num_threads=num_threads,
@@ -80,23 +70,7 @@ class NativeProgram:
             shared=arena,
             shared_groups=quantized,
         )
-        self._cache = cache
-        if (windows := spec.windows) is not None:
-            pages = cache.window_pages
-            self._tape.use_window_pages(pages, num_pages=windows.num_pages, num_layers=len(windows.layers))
-        if (states := spec.states) is not None:
-            assert states.num_slots > 0, "the cache has no state slots"
-            self._tape.use_states(
-                cache.slots,
-                num_slots=states.num_slots,
-                num_layers=states.num_layers,
-                conv_rows=states.conv_taps - 1,
-                conv_channels=states.conv_channels,
-                size=prod(states.shape),
-            )
-        if spec.index is not None:
-            self._tape.use_index(cache.index_keys, spec.index.columns)
-        self.takes_trees = states is None and spec.index is None
+        self.takes_trees = cache.spec.states is None and cache.spec.index is None
         self.chain: Chain | None = None
         for emit in recorder.emits:
             emit(self._tape, view)
@@ -137,3 +111,38 @@ class NativeProgram:
             self._all_tokens = self._vocabulary.new_lines(num_rows)
         self._vocabulary.write(self._logits[:num_rows], self._all_tokens[:num_rows])
         return self._all_tokens[:num_rows]
+
+
+def _new_tape(cache: NativeCache, **sizes: Any) -> Any:
+    """An empty tape that works on the pages, states and index keys of a cache."""
+    spec, conv = cache.spec, cache.spec.conv
+    tape = native.Tape(
+        cache.pages,
+        num_blocks=cache.num_blocks,
+        num_layers=spec.block_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=spec.block_size,
+        dtype=spec.dtype,
+        latent=spec.latent,
+        conv_layers=conv.num_layers if conv else 0,
+        conv_rows=conv.taps - 1 if conv else 0,
+        conv_channels=conv.channels if conv else 0,
+        **sizes,
+    )
+    if (windows := spec.windows) is not None:
+        pages = cache.window_pages
+        tape.use_window_pages(pages, num_pages=windows.num_pages, num_layers=len(windows.layers))
+    if (states := spec.states) is not None:
+        assert states.num_slots > 0, "the cache has no state slots"
+        tape.use_states(
+            cache.slots,
+            num_slots=states.num_slots,
+            num_layers=states.num_layers,
+            conv_rows=states.conv_taps - 1,
+            conv_channels=states.conv_channels,
+            size=prod(states.shape),
+        )
+    if spec.index is not None:
+        tape.use_index(cache.index_keys, spec.index.columns)
+    return tape

@@ -14,7 +14,7 @@ class SharedValues:
     # A rank's columns of a shared value that are computed where they belong: (the shared value, its first column).
     written_in_place: dict[Storage, tuple[Storage, int]] = field(default_factory=dict)
     barriers: set[int] = field(default_factory=set)  # uses where all ranks wait for each other
-    logits: bool = False  # they are shared
+    logits: bool = False  # whether ranks share the logits
     widest_input: int = 0  # of a matmul that some outputs are computed of here
 
 

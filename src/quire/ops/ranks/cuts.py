@@ -30,7 +30,7 @@ def whole(total: int) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class HeadRange:
-    """Of one rank: query heads, and the KV heads that they read."""
+    """The query heads of one rank, and the KV heads that they read."""
 
     first: int
     count: int
@@ -39,7 +39,7 @@ class HeadRange:
 
     @property
     def num_columns(self) -> int:
-        """Of queries, keys and values, in heads."""
+        """The columns of queries, keys and values, counted in heads."""
         return self.count + 2 * self.num_kv
 
 
@@ -99,9 +99,9 @@ class RankIndex:
 
 @cache
 def head_ranges(heads: int, kv_heads: int, size: int) -> list[HeadRange]:
-    """Of every rank. A rank has whole KV heads and all query heads that share them (or a part, where there are fewer KV
-    heads than ranks), unless the largest part is smaller when query heads are divided evenly: two ranks then have the
-    KV head between them."""
+    """The heads of every rank. A rank has whole KV heads and all query heads that share them (or a part, where there
+    are fewer KV heads than ranks), unless the largest part is smaller when query heads are divided evenly: two ranks
+    then have the KV head between them."""
     group = heads // kv_heads
     layouts = [[layout(rank, size, heads, group) for rank in range(size)] for layout in (_by_kv_heads, _by_heads)]
     return min(layouts, key=lambda ranges: max(one.num_columns for one in ranges))
@@ -125,7 +125,7 @@ def _by_heads(rank: int, size: int, heads: int, group: int) -> HeadRange:
 
 
 def state_columns(first: int, count: int, heads: int, columns: int) -> Cut:
-    """Of some heads of a recurrence, in a value of all heads."""
+    """The columns of some heads of a recurrence, in a value of all heads."""
     return replace(_heads(first, count, heads, columns), of_states=True)
 
 
@@ -139,7 +139,7 @@ def check_size(size: int, heads: int, model: str = "the model") -> None:
     most = min(heads, MAX_RANKS)
     if size > most:
         raise BadRequest(
-            f"tensor_parallel_size is {size}, and {model} has {heads} attention heads, which are not divided"
+            f"tensor_parallel_size is {size}, and {model} has {heads} attention heads, which stay whole"
             if most == heads
             else f"tensor_parallel_size is {size}, and there are {MAX_RANKS} ranks at most",
             f"use 1 to {most}",

@@ -94,7 +94,7 @@ class RankForward:
         return x.local if x.cuts else self._ops.scale(x.local, 1.0)
 
     def _columns(self, x: RankValue) -> int:
-        """Of all ranks together."""
+        """The columns that a value has in all ranks together."""
         if x.cuts:
             return sum(cut.total for cut in x.cuts)
         return x.local.columns if hasattr(x.local, "columns") else int(x.local.shape[-1])
@@ -201,7 +201,7 @@ class RankForward:
         window: int = 0, biases: Any = None,
     ) -> RankValue:  # fmt: skip
         heads, kv_heads = self._columns(q) // head_dim, self._columns(k) // head_dim
-        if self._index.sharing(heads, kv_heads):  # its kernels have no uneven groups
+        if self._index.sharing(heads, kv_heads):  # this backend's kernels have no uneven groups
             whole = self._all(q), self._all(k), self._all(v)
             return RankValue(self._ops.attention(*whole, batch, head_dim, scale, causal, window, biases))
         cut = self._index.heads(self._columns(q), heads, kv_heads)
@@ -322,7 +322,7 @@ class RankForward:
         return self._by_column(self._ops.mul, x, y)
 
     def split(self, x: RankValue, sizes: Sequence[int]) -> tuple[RankValue, ...]:
-        """Of a divided value: at the bounds of its fields."""
+        """Split a divided value at the bounds of its fields."""
         if not x.cuts:
             return tuple(RankValue(part) for part in self._ops.split(x.local, sizes))
         ends = list(accumulate(cut.total for cut in x.cuts))

@@ -32,7 +32,7 @@ class RankOps:
         self._num_matrices = self._num_experts = self._num_tables = 0
 
     def for_model(self, roles: Roles) -> Self:
-        """For the weights, caches and programs of a model that has these roles."""
+        """A copy of this op set for the weights, caches and programs of a model that has these roles."""
         ops = object.__new__(type(self))
         ops.__dict__.update(self.__dict__)
         ops._roles = roles
@@ -124,7 +124,8 @@ class RankOps:
         return RankCache(spec, self.backend.new_cache(self.own_spec(spec), num_blocks, num_host_blocks))
 
     def own_spec(self, spec: KVSpec, index: RankIndex | None = None) -> KVSpec:
-        """Of a rank's part of a cache: of this one's, if none is named. A latent cache is the same on every rank."""
+        """The spec of a rank's part of a cache: of this one's, if none is named. A latent cache is the same on every
+        rank."""
         index = index or self.index
         heads, own = self._roles.group * spec.num_kv_heads, spec
         if spec.num_layers:
@@ -136,7 +137,7 @@ class RankOps:
         return own
 
     def _own_states(self, states: StateSpec, index: RankIndex) -> StateSpec:
-        """By heads, or by channels where a state has no heads (Mamba)."""
+        """This rank's part of states: some heads, or channels where a state has no heads (Mamba)."""
         *rows, columns = states.shape
         if len(states.shape) == 2:
             shape = (*rows, index.even(columns).count)
@@ -205,7 +206,7 @@ class HostPart:
 
 
 def _slot_bytes(spec: KVSpec) -> int:
-    """Of all host slots."""
+    """The bytes of all host slots."""
     return spec.states.num_host_slots * spec.states.host_slot_bytes if spec.states else 0
 
 

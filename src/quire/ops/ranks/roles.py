@@ -25,7 +25,7 @@ Kind = Literal["even", "heads", "kv_heads", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Of some neighbouring outputs of a matrix. `all`: every rank computes them."""
+    """What some neighbouring outputs of a matrix are, and so how ranks share them. `all`: every rank computes them."""
 
     kind: Kind
     heads: int = 0
@@ -48,7 +48,7 @@ EVEN = Role("even")
 
 @dataclass(slots=True)
 class Outputs:
-    """Of one matrix: where they are divided into fields, and the roles of the fields that have one."""
+    """The outputs of one matrix: where they are divided into fields, and the roles of the fields that have one."""
 
     num_outputs: int
     bounds: set[int] = field(default_factory=set)
@@ -60,14 +60,14 @@ class Outputs:
             self.roles[first, end] = EVEN
 
     def cuts(self, index: RankIndex) -> tuple[Cut, ...]:
-        """Of every field, in order."""
+        """The cuts of every field, in order."""
         bounds = sorted(self.bounds | {0, self.num_outputs})
         return tuple(self.roles.get(field, EVEN).cut(index, field[1] - field[0]) for field in pairwise(bounds))
 
 
 @dataclass(slots=True)
 class Roles:
-    """Of the weights of a model, by their numbers: the order in which they are packed."""
+    """The roles of a model's weights, by their numbers: the order in which they are packed."""
 
     matrices: list[Outputs] = field(default_factory=list)
     tables: list[bool] = field(default_factory=list)  # for each embedding table: whether it is of token ids
@@ -79,7 +79,8 @@ class Roles:
     state_groups: int = 0  # of the heads of recurrences, that share b and c, or q and k; 0: they are not divided
 
     def only(self, matrices: Sequence[int], experts: Sequence[int], tables: Sequence[int]) -> "Roles":
-        """Of some of the weights, each kind by its own numbers: a model of which the others are not packed."""
+        """The roles of some of the weights, each kind by its own numbers: a model of which the others are not
+        packed."""
         return Roles(
             [self.matrices[number] for number in matrices],
             [self.tables[number] for number in tables],
@@ -125,7 +126,7 @@ class RoleOps:
         return np.zeros((tensor.num_columns, tensor.shape[0]), np.float32)
 
     def draft_vocabulary(self, tokens: Int32, vocab: int) -> None:
-        """It decides nothing."""
+        """A draft vocabulary does not decide how a matrix is divided."""
 
     def table(self, tensor: StoredTensor) -> RecordedTable:
         self.roles.tables.append(False)

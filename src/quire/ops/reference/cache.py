@@ -179,12 +179,12 @@ class TorchCache:
         self.index_keys[layer].flatten(0, 1)[slots] = k.to(self.index_keys.dtype)
 
     def read_index_keys(self, layer: int, blocks: Tensor, length: int) -> Tensor:
-        """Of the first `length` tokens of a block table, in fp32: [length, columns]."""
+        """The keys of an indexer for the first `length` tokens of a block table, in fp32: [length, columns]."""
         return self.index_keys[layer, blocks].flatten(0, 1)[:length].float()
 
 
 def _windowed(spec: KVSpec) -> KVSpec:
-    """Of the layers with a window alone."""
+    """The pages of the layers with a window alone."""
     assert spec.windows is not None
     layers = spec.windows.layers
     scales = tuple(spec.fp8_scales_of(layer) for layer in layers) if spec.fp8_scales else ()

@@ -37,7 +37,7 @@ def causal_conv(
 def conv_in_slots(
     x: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor, states: Sequence[Sequence[int]]
 ) -> Tensor:
-    """The same with states [slots, taps - 1, channels] beside the blocks; `states`: segments of the step."""
+    """The convolution with states [slots, taps - 1, channels] beside the blocks; `states`: segments of the step."""
     out, rows = torch.empty_like(x), len(weight) - 1
     for first, end, source, target in segments(states):
         known = torch.cat([state_in(slots, source), x[first:end]])

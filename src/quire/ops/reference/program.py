@@ -36,7 +36,7 @@ class TorchBatch:
 
     @property
     def trees(self) -> dict[str, Any]:
-        """What attention takes of them."""
+        """The arguments that attention takes where drafts are trees."""
         return {} if self.ancestors is None else {"ancestors": self.ancestors, "positions": self.positions.tolist()}
 
     @property

@@ -207,7 +207,7 @@ def edit(raw: Tensor, row: SamplerRow) -> Tensor:
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Not clamped as weights are: a token of weight 0 still has a logprob."""
+    """The logprobs of all tokens. These are not clamped as weights are: a token of weight 0 still has one."""
     total = int(weights(distances(logits, temperature)).sum())
     distance = ((logits.double() - greatest_of(logits)) * (1.0 / temperature)).clamp(max=0.0)
     return distance - log(total / MAX_WEIGHT)

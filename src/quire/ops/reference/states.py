@@ -80,7 +80,7 @@ def _int8_groups(state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def segments(states: Sequence[Sequence[int]]) -> Iterator[Segment]:
-    """Of `StepBatch.states`."""
+    """The segments in `StepBatch.states`."""
     first = 0
     for end, source, target in states:
         yield first, end, source, target

@@ -140,7 +140,7 @@ class TorchDevice:
             report("calibrating", 0, total)
         run_in_lockstep([passing(batch) for batch in batches(sequences, BATCH_TOKENS)], hook, met)
         if self._name != "cpu":
-            torch.cuda.empty_cache()  # which the streams of `each` could not take from
+            torch.cuda.empty_cache()  # memory that the streams of `each` could not take
         return {layer: (float(k), float(v)) for layer, (k, v) in ops.kv_largest.items()}
 
     def logits(

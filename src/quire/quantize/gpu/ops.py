@@ -45,7 +45,8 @@ class ObservedBatch:
 
     @property
     def segments(self) -> list[tuple[int, int, int]]:
-        """As the op set's recurrences take them: every sequence begins without a state, and leaves one in slot 0."""
+        """The segments as the op set's recurrences take them: every sequence begins without a state, and leaves one in
+        slot 0."""
         return [(last, -1, 0) for last in self.starts[1:]]
 
 
@@ -74,14 +75,14 @@ class ObservedOps(TorchOps):
     def __init__(self, device: str, dtype: torch.dtype, read: Read, shared: Container[int] = ()) -> None:
         super().__init__(device)
         self.dtype, self._read, self.shared = dtype, read, shared
-        self._loader: Any = EagerOps()  # which packs nothing: weights stay as they are stored
+        self._loader: Any = EagerOps()  # packs nothing: weights stay as they are stored
         self._sources = InputSources()
         self._hook: MatmulHook | None = None
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
         self.kv_largest: dict[int, tuple[Tensor, Tensor]] = {}  # shared by all batches
 
     def for_batch(self, hook: MatmulHook) -> "ObservedOps":
-        """The same weights, for a forward pass with places of its own."""
+        """These ops with the same weights, for a forward pass with values of its own."""
         ops = copy(self)
         ops._hook, ops._kv, ops._sources = hook, {}, copy(self._sources)
         ops._sources.begin()

@@ -34,7 +34,7 @@ def round_block_plain(weights: Tensor, scale: Tensor, zero: Tensor, factor: Tens
 def round_block_compiled(
     weights: Tensor, scale: Tensor, zero: Tensor, factor: Tensor, q: Tensor, levels: int
 ) -> Tensor:
-    """The same in one kernel, for n a power of two."""
+    """`round_block` in one kernel, for n a power of two."""
     outputs, n = weights.shape
     errors = torch.empty(outputs, n, dtype=torch.float32, device=weights.device)
     grid = (triton.cdiv(outputs, KERNEL_ROWS),)

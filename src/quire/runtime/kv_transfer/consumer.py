@@ -63,7 +63,7 @@ class PrefillDone:
 
 @dataclass(slots=True)
 class PrefillGivenUp:
-    """Its engine does not answer. It may still write: PrefillDone comes later."""
+    """The engine of a prefill does not answer. It may still write: PrefillDone comes later."""
 
     prefill_id: int
 
@@ -143,7 +143,7 @@ class _Producer:
         self._consumer, self._address = consumer, address
         self.is_connected = False
         self.num_tokens = 0  # of prefills in flight
-        self.num_bytes = 0  # that have arrived, ever
+        self.num_bytes = 0  # bytes that have arrived, ever
         self._asked: dict[int, _Asked] = {}
         self._lock = threading.Lock()  # of all the above
         self._queue: SimpleQueue[tuple[Wire, ToProducer] | None] = SimpleQueue()

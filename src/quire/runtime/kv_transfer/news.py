@@ -32,7 +32,7 @@ class NewsQueue(Generic[News]):
 
     def put(self, news: News) -> None:
         self._news.append(news)
-        with contextlib.suppress(BlockingIOError):  # it is full, and so readable
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, and so readable
             os.write(self._write_end, b".")
 
     def take(self) -> Iterator[News]:

@@ -57,14 +57,14 @@ class PrefillAsked:
 
 @dataclass(slots=True)
 class PrefillDropped:
-    """It wants it no longer, or is gone."""
+    """The decode engine does not want the KV of a prompt any more, or is gone."""
 
     request_id: str
 
 
 @dataclass(slots=True)
 class ConsumerLeft:
-    """Its connection is broken. All its prefills have been dropped."""
+    """The connection to a decode engine is broken. All its prefills have been dropped."""
 
     consumer: "_Consumer"
 
@@ -122,7 +122,7 @@ class KVProducer:
 
     @property
     def port(self) -> int:
-        """Where it listens, over TCP."""
+        """The TCP port at which the producer listens."""
         return int(self._listener.getsockname()[1])
 
     # ---- told by the engine's loop
@@ -175,7 +175,7 @@ class KVProducer:
             try:
                 end, _ = self._listener.accept()
             except OSError:
-                return  # it is closed
+                return  # the listener is closed
             if len(self._consumers) >= MAX_CONSUMERS:
                 log.warning("%d decode engines are connected: one more is refused", MAX_CONSUMERS)
                 end.close()

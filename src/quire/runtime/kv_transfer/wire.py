@@ -209,7 +209,7 @@ class Wire:
             self._end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """By the thread that receives: the number of the socket may be used again."""
+        """Close the socket. Only the thread that receives may: the number of the socket may be used again."""
         with self._sending:
             self._end.close()
 

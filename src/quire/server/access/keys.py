@@ -44,12 +44,7 @@ class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def limits(self) -> QuotaLimits:
-        return QuotaLimits(
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            tokens_per_day=self.tokens_per_day,
-            max_concurrency=self.max_concurrency,
-        )
+        return QuotaLimits.of(self)
 
 
 class KeysFile(Struct, forbid_unknown_fields=True):

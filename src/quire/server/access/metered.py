@@ -142,7 +142,7 @@ class MeteredService:
         return scores
 
     async def reset_prefix_cache(self, tenant: str = "") -> bool:
-        """Of the caller's own key only."""
+        """Clear the prefix cache of the caller's own key only."""
         return await self._service.reset_prefix_cache(self._context.tenant)
 
     def watch(self) -> "AbstractAsyncContextManager[LiveClient]":

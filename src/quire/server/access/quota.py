@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from quire.core.errors import BadRequest
 from quire.server.errors import OverQuota
@@ -23,6 +23,11 @@ class QuotaLimits:
     tokens_per_minute: int | None = None  # of prompts and of outputs
     tokens_per_day: int | None = None
     max_concurrency: int | None = None  # requests at the same time; one with several completions counts as so many
+
+    @classmethod
+    def of(cls, given: object) -> "QuotaLimits":
+        """From a table of a file, whose fields have the same names."""
+        return cls(**{spec.name: getattr(given, spec.name) for spec in fields(cls)})
 
 
 class Bucket:

@@ -11,8 +11,8 @@ from quire.core.records import RequestRecord
 from quire.server.access.keys import Key
 from quire.server.access.resumption import Resumption
 
-MAX_IGNORED = 16  # that a header names
-MAX_RECORDS = 8  # that a trace has
+MAX_IGNORED = 16  # ignored fields that a header names
+MAX_RECORDS = 8  # records that a trace has
 
 
 @dataclass(slots=True)

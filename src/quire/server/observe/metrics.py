@@ -66,7 +66,7 @@ class ModelMetrics:
 
     @property
     def now(self) -> SchedulerStats:
-        """Of all running engines."""
+        """The statistics of all running engines, now."""
         return merged(list(self._now.values()))
 
     def engine(self, number: int) -> "EngineMetrics":

@@ -40,7 +40,7 @@ def _library(name: str) -> ctypes.CDLL | None:
 
 
 def read_gpus(library_name: str = LIBRARY) -> list[GPUReading]:
-    """Those that this process may use, as far as CUDA_VISIBLE_DEVICES has numbers; none without a driver."""
+    """Read the GPUs that this process may use, as far as CUDA_VISIBLE_DEVICES has numbers; none without a driver."""
     library = _library(library_name)
     count = ctypes.c_uint()
     if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:

@@ -19,7 +19,7 @@ class AbortBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AbortedRequests(Struct):
-    aborted: list[str]  # those that were in flight
+    aborted: list[str]  # ids of requests that were in flight
 
 
 _decoder = msgspec.json.Decoder(AbortBody)

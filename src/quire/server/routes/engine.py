@@ -31,7 +31,8 @@ class EngineRoutes:
 
     @responses({JSON: CacheReset})
     async def reset_prefix_cache(self, http: Request) -> Response:
-        """Of every loaded model that generates. A key resets what its own requests have cached."""
+        """Clear the prefix cache of every loaded model that generates. A key resets what its own requests have
+        cached."""
         empty = True
         for offer in self._models.offers():
             if offer.info is not None and offer.info.task == "generate" and not offer.adapter_of:

@@ -47,7 +47,7 @@ class PlanBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ServedMemory(Struct, kw_only=True):
-    """What the engine of a served model has. Bytes."""
+    """The memory that the engine of a served model has, in bytes."""
 
     name: str
     weights: int

@@ -62,7 +62,7 @@ class Tokenized(Struct, kw_only=True):
 
 class Detokenized(Struct):
     prompt: str
-    content: str  # the same, for clients of llama-server
+    content: str  # the prompt, as clients of llama-server call it
 
 
 _tokenize = msgspec.json.Decoder(TokenizeBody)
@@ -157,7 +157,7 @@ def _spans(tokenizer: "Tokenizer", text: str) -> list[TokenSpan]:
     ids, plain = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
     starts = range(len(ids) - len(plain) + 1)
     first = next((start for start in starts if ids[start : start + len(plain)] == plain), None)
-    if first is None:  # which tokens were added is unknown
+    if first is None:  # it is unknown which tokens were added
         return token_spans(tokenizer, plain, text)
     added = [TokenSpan(token, "", 0, 0) for token in ids[:first] + ids[first + len(plain) :]]
     return added[:first] + token_spans(tokenizer, plain, text) + added[first:]

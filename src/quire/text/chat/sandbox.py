@@ -122,7 +122,7 @@ class _Steps(NodeTransformer):
 
 
 def _bounded(name: str, function: Any) -> Callable[..., Any]:
-    """The same filter or test, within the budget."""
+    """A filter or test of Jinja's that stays within the budget."""
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # the first argument is a context
 
     @wraps(function)

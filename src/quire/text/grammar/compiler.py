@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from quire.text.tokenizers.tokenizer import Tokenizer
 
-MAX_UNUSED_GRAMMARS = 64  # that stay compiled while no request holds them
+MAX_UNUSED_GRAMMARS = 64  # grammars that stay compiled while no request holds them
 COMPILE_STACK_BYTES = 256 * 2**20  # llguidance follows references by recursion
 
 T = TypeVar("T")

@@ -17,7 +17,8 @@ MAX_RECOMPILE_SECONDS = 0.05  # the engine's loop can wait this long
 
 
 class CompiledGrammar:
-    """Its matchers share the lexer states that they discover, and llguidance's limits count all of them together."""
+    """A grammar whose matchers share the lexer states that they discover, and llguidance's limits count all of them
+    together."""
 
     __slots__ = ("__weakref__", "_start", "num_matchers", "num_words", "seconds", "states")
 

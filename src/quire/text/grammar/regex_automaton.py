@@ -237,7 +237,7 @@ class _RegexParser:
         return group
 
     def _escape(self) -> CharSet | str:
-        """What follows a backslash: a set, or a character."""
+        """Parse what follows a backslash: a set, or a character."""
         character = self._next()
         if (characters := PERL_CLASSES.get(character.lower())) is not None:
             return characters if character.islower() else _complement(characters)

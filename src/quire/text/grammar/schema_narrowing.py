@@ -39,7 +39,7 @@ def narrow_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draft_uri(name: object) -> str | None:
-    """As llguidance spells it; None for an unknown draft."""
+    """The draft of a schema as llguidance spells it; None for an unknown one."""
     bare = name.rstrip("#").removeprefix("https://").removeprefix("http://") if isinstance(name, str) else ""
     if bare in _HTTP_DRAFTS:
         return f"http://{bare}#"

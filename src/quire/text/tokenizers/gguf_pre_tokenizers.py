@@ -47,7 +47,7 @@ def _matches(*patterns: str) -> Callable[[], Any]:
 
 
 def _tiktoken_pattern(digits: str, spaces: str = SPACES) -> str:
-    """Of OpenAI's cl100k vocabulary. Families differ in how many digits stay together."""
+    """The pattern of OpenAI's cl100k vocabulary. Families differ in how many digits stay together."""
     return rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{spaces}"
 
 
@@ -56,8 +56,8 @@ def _tiktoken_words(digits: str) -> Callable[[], Any]:
 
 
 def _cased_pattern(digits: str, contractions: str, others: str = "", after_punctuation: str = "/") -> str:
-    """Of OpenAI's o200k vocabulary: words end before a capital letter, combining marks belong to words, and slashes to
-    punctuation. `others`: letters that are not part of words."""
+    """The pattern of OpenAI's o200k vocabulary: words end before a capital letter, combining marks belong to words, and
+    slashes to punctuation. `others`: letters that are not part of words."""
     upper, lower = (f"[{letters}{f'&&[^{others}]' if others else ''}]" for letters in (UPPER, LOWER))
     words = rf"{upper}*{lower}+{contractions}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{contractions}"
     punctuation = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n{after_punctuation}]*"

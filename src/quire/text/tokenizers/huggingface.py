@@ -54,7 +54,7 @@ def _read_older_files(directory: Path, settings: CheckpointConfig, named: dict[s
 
 
 def _first_reader(directory: Path) -> Callable[[Path, CheckpointConfig, dict[str, str]], Vocabulary]:
-    """Of the first file that is there."""
+    """The reader of the first tokenizer file that is there."""
     from quire.text.tokenizers import longest_match, tekken, vocab_files
     from quire.text.tokenizers import sentencepiece as pieces
 

@@ -75,6 +75,6 @@ def read_world_file(path: Path) -> list[bytes]:
             if not isinstance(token, bytes) or len(token) != int(length) or int(index) != len(tokens):
                 raise ValueError
         except (ValueError, SyntaxError) as error:
-            raise BadCheckpoint(f"{path}: line {number} is not `{len(tokens)}`, a token and its length") from error
+            raise BadCheckpoint(f"{path}: line {number} is not the id {len(tokens)}, a token and its length") from error
         tokens[int(index)] = token
     return list(tokens.values())

@@ -64,7 +64,7 @@ def read_t5(directory: Path, settings: CheckpointConfig, named: Mapping[str, str
     model = _unigram_model(path)
     count, sentinels = len(model.pieces), settings.int("extra_ids", NUM_SENTINELS)
     if not 0 <= sentinels <= 10 * NUM_SENTINELS:
-        raise BadCheckpoint(f"{settings.source}: extra_ids is {sentinels}")
+        raise BadCheckpoint(f"{settings.source}: extra_ids is {sentinels}, and 0 to {10 * NUM_SENTINELS} are possible")
     added, special = _added_tokens(model, settings)
     made = {count + index: f"<extra_id_{sentinels - 1 - index}>" for index in range(sentinels)}
     special += [token for token in made if token not in added]

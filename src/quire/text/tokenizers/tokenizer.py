@@ -92,7 +92,7 @@ class Tokenizer:
         add_generation_prompt: bool = False,
         **options: Any,
     ) -> str | list[int]:
-        """As in transformers. `options` are those of `ChatTemplate.render`."""
+        """Render messages and tokenize them, as in transformers. `options` are those of `ChatTemplate.render`."""
         if not self.chat_template:
             raise BadRequest("this model has no chat template", "write the prompt out")
         from quire.text.chat.chat_template import ChatTemplate

@@ -37,7 +37,7 @@ def structured_required_calls(tools: list[dict[str, Any]], parallel: bool) -> St
         scope = f"#/$defs/{index}"
         scoped = _with_scope(parameters, scope)
         if scoped != parameters:  # references start at the root, so the schema that they refer to stands there
-            scoped.pop("$id", None)  # it would be another root
+            scoped.pop("$id", None)  # a schema with an id would be another root
             definitions[str(index)], scoped = scoped, {"$ref": scope}
         calls.append(
             {

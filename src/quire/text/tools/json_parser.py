@@ -1,41 +1,29 @@
 """Calls as JSON between markers: one object, several after each other, or a list of them."""
 
-from quire.text.markers import MarkerScanner
 from quire.text.tools.json_call import JsonCallReader
 from quire.text.tools.parser import ToolParserOutput
+from quire.text.tools.sectioned_parser import SectionedParser
 
 _SEPARATORS = " \t\r\n[],;"  # may stand between calls: the brackets and commas of a list
 
 
-class JsonToolParser:
+class JsonToolParser(SectionedParser):
     """`begin` opens a section of calls and `end` closes it. Without `begin`, calls start where the text does or there
     are none; without `end`, the section goes on to the end of the text."""
 
     def __init__(self, *begin: str, end: str = "", prefix: str = "", opened: str = "", keyed: bool = False) -> None:
         """Any of `begin` opens a section. `prefix` may stand before a call. Without `begin`, `opened` is the text that
         came before. `keyed`: see JsonCallReader."""
-        self._end, self._prefix, self._keyed = end, prefix, keyed
-        self._opening = MarkerScanner(*begin) if begin else None
+        super().__init__(*begin)
+        self._begin, self._end, self._prefix, self._keyed = begin, end, prefix, keyed
         self._parse = self._parse_content if begin else self._parse_between
-        self._text = ""  # not parsed yet
-        self._raw = opened  # parsed since the section began, until its first call is named: it may become content
-        self._has_call = False  # whether the section has a named call
-        self._num_calls = 0
+        self._raw = opened
         self._call = JsonCallReader(0, keyed)
-
-    def push(self, text: str) -> ToolParserOutput:
-        output = ToolParserOutput()
-        self._text += text
-        while self._text and self._parse(output):
-            pass
-        return output
 
     def flush(self) -> ToolParserOutput:
         output = ToolParserOutput()
         if self._parse == self._parse_content:
-            assert self._opening is not None
-            held = self._opening.flush()
-            output.content = "" if self._num_calls and held.isspace() else held
+            output.content = self._content_at_end()
         elif not self._has_call:
             call = self._call.raw if self._parse == self._parse_call else ""
             output.content = self._raw + call + self._text
@@ -43,19 +31,6 @@ class JsonToolParser:
         return output
 
     # The states of the parser. Each method returns whether it made progress.
-
-    def _parse_content(self, output: ToolParserOutput) -> bool:
-        assert self._opening is not None
-        before, rest = self._opening.push(self._text)
-        self._text = rest or ""
-        if rest is None:
-            output.content += before
-            return False
-        shown = before.rstrip()
-        output.content += shown
-        self._raw, self._has_call = before[len(shown) :] + self._opening.marker, False
-        self._parse = self._parse_between
-        return True
 
     def _parse_between(self, output: ToolParserOutput) -> bool:
         """Separators, then a call, the end marker or the prefix."""
@@ -105,7 +80,7 @@ class JsonToolParser:
         """What looked like a call is none: it is content, and so is what follows."""
         output.content += self._raw
         self._raw = ""
-        if self._opening is not None:
+        if self._begin:
             self._parse = self._parse_content
             return True
         output.content += self._text
@@ -121,5 +96,5 @@ class JsonToolParser:
         if not self._has_call:
             output.content += self._raw
         self._raw = ""
-        if self._opening is not None:
+        if self._begin:
             self._parse = self._parse_content

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.text.markers import MarkerScanner, partial_marker
+from quire.text.markers import partial_marker
 from quire.text.tools.call_body import CallBody
 from quire.text.tools.parser import ToolParserOutput
+from quire.text.tools.sectioned_parser import SectionedParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,54 +21,33 @@ class CallMarkers:
         return tuple(filter(None, (self.section, self.begin)))
 
 
-class MarkedToolParser:
+class MarkedToolParser(SectionedParser):
     """`body` makes the parser of what follows `begin`, for the call of an index."""
 
     def __init__(self, markers: CallMarkers, body: Callable[[int], CallBody]) -> None:
+        super().__init__(*markers.begins)
         self._markers, self._new_body = markers, body
-        self._opening = MarkerScanner(*markers.begins)
         self._parse = self._parse_content
-        self._text = ""  # not parsed yet
-        self._raw = ""  # parsed since content ended, until a call is named: it may become content
         self._body: CallBody = body(0)
-        self._num_calls = 0
-        self._after_call = False  # the section has a call
-
-    def push(self, text: str) -> ToolParserOutput:
-        output = ToolParserOutput()
-        self._text += text
-        while self._text and self._parse(output):
-            pass
-        return output
 
     def flush(self) -> ToolParserOutput:
         output = ToolParserOutput()
         if self._parse == self._parse_body and not self._body.named:
             output.content = self._raw + self._body.raw
         elif self._parse == self._parse_content:
-            held = self._opening.flush()
-            output.content = "" if self._num_calls and held.isspace() else held
+            output.content = self._content_at_end()
         elif self._parse == self._parse_between:
-            rest = self._text if self._after_call else self._raw + self._text
-            output.content = "" if self._num_calls and rest.isspace() else rest
+            output.content = self._without_space(self._text if self._has_call else self._raw + self._text)
         self._text = ""
         return output
 
     # The states of the parser. Each method returns whether it made progress.
 
     def _parse_content(self, output: ToolParserOutput) -> bool:
-        before, rest = self._opening.push(self._text)
-        self._text = rest or ""
-        if rest is None:
-            output.content += before
-            return False
-        shown = before.rstrip()
-        output.content += shown
-        self._raw, self._after_call = before[len(shown) :] + self._opening.marker, False
-        self._parse = self._parse_between
-        if self._opening.marker == self._markers.begin:
+        is_open = super()._parse_content(output)
+        if is_open and self._opening.marker == self._markers.begin:
             self._open_call()
-        return True
+        return is_open
 
     def _open_call(self) -> None:
         self._body, self._parse = self._new_body(self._num_calls), self._parse_body
@@ -93,7 +73,7 @@ class MarkedToolParser:
 
     def _end_section(self, output: ToolParserOutput) -> None:
         """A section without a call is content."""
-        output.content += "" if self._after_call else self._raw
+        output.content += "" if self._has_call else self._raw
         self._raw, self._parse = "", self._parse_content
 
     def _parse_body(self, output: ToolParserOutput) -> bool:
@@ -104,7 +84,7 @@ class MarkedToolParser:
             self._raw, self._parse = "", self._parse_content
             self._text = self._body.raw + self._text
         elif self._body.done:
-            self._raw, self._after_call = "", True
+            self._raw, self._has_call = "", True
             self._num_calls += self._body.num_calls
             self._parse = self._parse_end
         return True

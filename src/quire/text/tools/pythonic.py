@@ -35,7 +35,8 @@ class PythonicToolParser:
 
 
 def python_calls(text: str) -> list[tuple[str, str]]:
-    """Of a list of calls, or of a call a line, with literal keyword arguments; empty if the text is anything else."""
+    """The calls in a list of calls, or of a call a line, with literal keyword arguments; empty if the text is anything
+    else."""
     if len(text) > _MAX_CHARACTERS:
         return []
     for source in (text.strip(), text.strip().replace("\n", "\\n")):  # some leave newlines in their strings

@@ -85,7 +85,7 @@ class TaggedBody(HeadedBody):
         return _escaped(value) + '"' if streamed else json_value(value, self._types)
 
     def _partial_value(self) -> str:
-        """As much of an open text as belongs to it, however it goes on."""
+        """As much of an open value as surely belongs to it, however the text goes on."""
         if self._tags.newlines and self._at_start and len(self._text) < 2:
             return ""
         keep = partial_marker(self._text, self._tags.value_end)

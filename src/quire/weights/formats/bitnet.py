@@ -69,7 +69,7 @@ def _derive_trained(raw: RawTensors, module: str) -> StoredTensor:
 
 
 def _rounded(scale: float, dtype: str) -> float:
-    """In the type of the weights, as transformers computes it."""
+    """Rounded to the type of the weights, as transformers computes it."""
     if dtype == "BF16":
         mantissa, exponent = frexp(scale)
         return ldexp(round(mantissa * 256), exponent - 8)

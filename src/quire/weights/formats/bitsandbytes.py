@@ -52,7 +52,7 @@ def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTe
 def _threshold(quantization: CheckpointConfig) -> float:
     """0: no activation is an outlier."""
     if (threshold := quantization.float("llm_int8_threshold", DEFAULT_THRESHOLD)) < 0:
-        raise BadCheckpoint(f"{quantization.source}: quantization_config.llm_int8_threshold is {threshold}")
+        raise BadCheckpoint(f"{quantization.source}: llm_int8_threshold is {threshold}, and it must be at least 0")
     return threshold
 
 

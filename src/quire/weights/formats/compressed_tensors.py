@@ -77,7 +77,7 @@ def _of_bytes(
 
 
 def _bits_of_bytes(raw: RawTensors, module: str, schemes: list[CheckpointConfig]) -> int:
-    """Of integers that take a byte each. Where schemes differ, the scales tell which is the module's."""
+    """The bits of integers that take a byte each. Where schemes differ, the scales tell which is the module's."""
     possible = [(scheme.int("num_bits", 8), scheme.int("group_size", -1)) for scheme in schemes]
     shape, scales = raw.shape(f"{module}.weight"), raw.shape(f"{module}.weight_scale")
     groups = scales[1] if len(scales) == 2 else 1

@@ -99,7 +99,7 @@ KIMI_LINEAR = GGUFArchitecture(
 
 
 def bailing_hybrid(config: CheckpointConfig) -> dict[str, Any]:
-    """As Kimi Linear's. Layers that predict further tokens are counted, too."""
+    """The keys of Bailing's hybrids, as Kimi Linear's. Layers that predict further tokens are counted, too."""
     layers = layer_count(config)
     derived = kimi_linear(config)
     derived |= {"num_hidden_layers": layers, "layer_types": derived["layer_types"][:layers]}

@@ -29,7 +29,7 @@ WHERE_EXPERTS = {"expert_layers": "ffn_gate_inp"}
 
 
 def layer_types(config: CheckpointConfig, layers: int) -> list[str] | None:
-    """None: there is no window."""
+    """The kind of every layer, by the pattern of windows; None: there is no window."""
     if not config.int("sliding_window", 0):
         return None
     return types_by_pattern(config.get("sliding_window_pattern", 4), layers)[:layers]

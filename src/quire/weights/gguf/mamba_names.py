@@ -82,7 +82,7 @@ def jamba(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def nemotron_h(config: CheckpointConfig) -> dict[str, Any]:
-    """What a layer is, its tensors tell."""
+    """Nemotron H's keys. The tensors of a layer tell of which kind it is."""
     lists = {"mamba": "mamba_layers", "attention": "attention_layers", "moe": "expert_layers"}
     kinds = {layer: kind for kind, key in lists.items() for layer in config.list(key)}
     layers = layer_count(config)

@@ -36,5 +36,8 @@ def all_splits(first: GGUFFile) -> list[GGUFFile]:
     splits = [first, *map(GGUFFile, paths)]
     expected, stored = metadata.get("split.tensors.count"), sum(split.num_tensors for split in splits)
     if expected is not None and expected != stored:
-        raise BadCheckpoint(f"{first.path}: split.tensors.count is {expected}, and the splits have {stored}")
+        raise BadCheckpoint(
+            f"{first.path}: split.tensors.count is {expected}, and the {count} splits have {stored} tensors",
+            "the splits may be of different models: download them again",
+        )
     return splits

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quire.cli.bench.setup import check_minimums
 from quire.cli.parser import UsageError
-from quire.engine.options import option
+from quire.engine.option import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class ServeBench:
 
 @dataclass(frozen=True, slots=True)
 class ServedLoad:
-    """What was measured."""
+    """A load that was served, and what was measured of its requests."""
 
     model: str
     run: LoadRun
@@ -226,7 +226,7 @@ def _spent(memory: ServerMemory, resources: Resources) -> dict[str, Any]:
 
 
 def _notes(answered: list[Measured], requests: list[LoadRequest], tokens: PromptTokens) -> list[str]:
-    """What one should know of how tokens were counted."""
+    """Remarks for the reader of the figures: how tokens were counted."""
     if not answered:
         return []
     notes = []

@@ -191,7 +191,7 @@ def _sampled(flags: DatasetFlags, requests: list[LoadRequest]) -> list[LoadReque
 
 
 def _oversampled(flags: DatasetFlags, requests: list[LoadRequest]) -> list[LoadRequest]:
-    """As many as were asked for: a file that has too few is repeated."""
+    """As many requests as were asked for: those of a file that has too few are repeated."""
     if flags.no_oversample:
         return requests
     return [requests[index % len(requests)] for index in range(flags.num_prompts)]

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from quire.cli.bench.serve.refused_flags import DATASETS as REFUSED_DATASETS
 from quire.cli.bench.setup import check_minimums
 from quire.cli.parser import UsageError, nearest
-from quire.engine.options import option
+from quire.engine.option import option
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 DATASETS = ("random", "prefix_repetition", "sharegpt", "custom", "burstgpt", "trace", "simulated")
@@ -22,7 +22,7 @@ LORA_ASSIGNMENTS = ("random", "round-robin")
 
 
 def several(help: str, metavar: str) -> dict[str, Any]:
-    """Of a field that takes several values."""
+    """The metadata of a field that takes several values."""
     return {"help": help, "metavar": metavar, "several": True}
 
 
@@ -86,7 +86,7 @@ class ServerFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFlags:
-    """What is asked."""
+    """The flags that say what is asked of the server."""
 
     dataset_name: str = option(
         "random", f"what is asked: {', '.join(DATASETS)} (shared-prefix is prefix_repetition)", metavar="NAME"
@@ -176,7 +176,7 @@ class LoadFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultFlags:
-    """What is told afterwards."""
+    """The flags that say what is reported afterwards, and where."""
 
     percentile_metrics: str = option(",".join(METRICS), "which latencies are told, with commas", metavar="NAMES")
     metric_percentiles: str = option("50,90,99", "which percentiles of them, with commas", metavar="SHARES")

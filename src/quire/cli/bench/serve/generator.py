@@ -17,7 +17,7 @@ class Refused(LoadFailed):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one request. Times are time.perf_counter()."""
+    """How one request went. Times are time.perf_counter()."""
 
     index: int
     sent: float

@@ -121,7 +121,7 @@ class _Response:
     pieces: list[Piece] = field(default_factory=list)
     num_bytes: int = 0
     begun: bool = False
-    framed: bool = False  # its end is known without closing the connection
+    framed: bool = False  # the end of the body is known before the connection closes
     keeps_alive: bool = False
 
 

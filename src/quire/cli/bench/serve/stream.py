@@ -91,7 +91,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def error_message(body: bytes) -> str:
-    """What an error's body says: OpenAI's shape, others' shapes, or just text."""
+    """The message of an error's body, which has OpenAI's shape, that of another API, or is just text."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError:

@@ -40,7 +40,7 @@ def tile_rows(group: int, max_queries: int) -> int:
 
 
 def num_tiles(group: int, max_queries: int) -> int:
-    """Of the queries of a KV head."""
+    """How many tiles the queries of a KV head take."""
     return -(-max_queries // (tile_rows(group, max_queries) // group))
 
 

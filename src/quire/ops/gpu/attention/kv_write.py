@@ -101,7 +101,8 @@ def kv_write(
 
 @triton.jit
 def load_cos_sin(x, token, ROTARY: tl.constexpr, D_PAD: tl.constexpr):
-    """Of a token's angles, for every column of a head: [1, D_PAD] each. Past ROTARY, cos is 1 and sin is 0.
+    """Cosines and sines of a token's angles, for every column of a head: [1, D_PAD] each. Past ROTARY, cos is 1 and sin
+    is 0.
 
     x: ProjectionArgs"""
     columns = tl.arange(0, D_PAD)

@@ -77,7 +77,7 @@ class AttentionOps:
                 norms |= {name: columns.norm.weight, "eps": columns.norm.eps}
         if batch.only_decodes and not batch.batch_invariant and biases is None:
             plan, is_new = batch.decode_plan(window, queries.size // head_dim)
-            overlap = self._overlap and not is_new  # it reads the plan before the kernel right before it ends
+            overlap = self._overlap and not is_new  # the kernel reads the plan before the one right before it has ended
             step = partial(decode_step, *heads, batch.runs_of(layer), plan, scoring, **norms, overlap=overlap)
             return self._defer_step(step, queries, head_dim) if batch.adapters is None else step().flatten(1)
         rotated = kv_write(*heads, **norms, overlap=self._overlap)
@@ -148,7 +148,7 @@ class AttentionOps:
         write_index_key(columns.stored(), columns.angles, batch.slots, batch.cache.index_keys[layer])
 
     def top_positions(self, q: GpuValue, weights: GpuValue, batch: GpuBatch, layer: int) -> Tensor:
-        """As slots of the cache, which are the same in all layers."""
+        """The positions that score best, as slots of the cache, which are the same in all layers."""
         queries = as_columns(q)
         assert queries.norm is None
         page = batch.cache.index_keys[layer]

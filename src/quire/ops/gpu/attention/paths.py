@@ -63,5 +63,5 @@ def split_trees(batch: StepBatch) -> tuple[StepBatch, Int32, Int32]:
 
 
 def _is_chain(words: Int64) -> bool:
-    """Of too many tokens for a tree, or of tokens that see all before them."""
+    """Whether a sequence has too many tokens for a tree, or tokens that see all before them."""
     return len(words) > WORD_BITS or bool((words & (words + 1) == 0).all())

@@ -20,7 +20,7 @@ class DistanceArgs(NamedTuple):
     """What scores read of the distance from a query to a key (DeBERTa): `OpSet.disentangled_attention`."""
 
     by_query: Tensor  # [T, heads * n]
-    by_key: Tensor  # the same
+    by_key: Tensor  # [T, heads * n]
     query_token: int
     key_token: int
     row_count: int  # n

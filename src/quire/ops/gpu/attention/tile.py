@@ -29,7 +29,7 @@ def find_places(pos, end, run_begin, places):
 
 @triton.jit
 def count_bits(words):
-    """Of words of 64 bits -> int32"""
+    """The number of bits that are set in words of 64 bits -> int32"""
     x = words.to(tl.uint64)
     x = x - ((x >> 1) & 0x5555555555555555)
     x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)

@@ -82,7 +82,7 @@ def _slots_of(table, pos, there, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _count(counts, NUMBER: tl.constexpr):
-    """Of one of the thresholds that a lane has counted in one word."""
+    """The sum of what lanes have counted of threshold NUMBER; each has several counts in one word."""
     return tl.sum((counts >> (NUMBER * COUNT_BITS)) & COUNT_MASK)
 
 

@@ -110,7 +110,7 @@ def _unpack(bits: int, shift: int, scaling: str) -> str:
 
 @gluon.constexpr_function
 def _words_layout(rows, warps):
-    """Of words [rows, 32]: as an operand of the tensor cores has 16-bit values."""
+    """How threads hold words [rows, 32]: as an operand of the tensor cores holds 16-bit values."""
     registers = [[0, 1], [8, 0], [0, 8], [0, 16]]
     warp_rows, step = [], 16
     while step < 16 * warps:
@@ -124,7 +124,7 @@ def _words_layout(rows, warps):
 
 @gluon.jit
 def _scale_and_less(word, NUMBER: gl.constexpr, BITS: gl.constexpr, HAS_POINTS: gl.constexpr, ZERO: gl.constexpr):
-    """Of the chunk's group NUMBER: its scale in fp32, and -(128 + zero) in bf16. A chunk of 8 bits has one group, and
+    """For the chunk's group NUMBER: its scale in fp32, and -(128 + zero) in bf16. A chunk of 8 bits has one group, and
     no zero."""
     if BITS == 8:
         scale = word.to(gl.float32)

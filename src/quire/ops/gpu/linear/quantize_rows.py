@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
     @classmethod
     def plain(cls, x: Tensor, n: int) -> "Target":
-        """As many rows as x has, in its dtype."""
+        """The rows without quantization: as many as x has, in its dtype."""
         out = x.new_empty(len(x), n)
         return cls(out, out, 0, 0.0)
 

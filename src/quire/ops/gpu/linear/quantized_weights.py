@@ -84,7 +84,7 @@ def load_quantized(
 
 
 def for_fp8_rows(weight: GroupedWeight | ScaledWeight) -> GroupedWeight | ScaledWeight | W4A8Weight:
-    """As W4A8 where the weight can be; else as it is."""
+    """The weight for fp8 rows: as W4A8 where it can be; else as it is."""
     return shuffle_words(weight) if isinstance(weight, GroupedWeight) and can_shuffle(weight) else weight
 
 

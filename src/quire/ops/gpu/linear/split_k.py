@@ -53,7 +53,7 @@ def new_tickets(device: torch.device | str) -> Tensor:
 
 
 def split_launch(config: SplitConfig, out: Tensor, bias: Tensor | None, tickets: Tensor | None) -> SplitLaunch:
-    """Of a kernel whose programs `finish` tiles of out [M, N]."""
+    """The launch of a kernel whose programs `finish` tiles of out [M, N]."""
     M, N = out.shape
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
     shares = 1 if config.serial else config.splits

@@ -35,7 +35,7 @@ LARGE_TILES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class W4A8Weight:
-    """Its words are shuffled: only the kernel of this file takes them."""
+    """A weight of 4 bits whose words are shuffled: only the kernel of this file takes them."""
 
     shuffled: GroupedWeight
 

@@ -66,7 +66,7 @@ def wide_config_of(x: Tensor, weight: GroupedWeight) -> WideConfig | None:
 
 
 def wide_config(M: int, weight: GroupedWeight) -> WideConfig | None:
-    """None: another kernel is faster."""
+    """The tiles that are estimated to be fastest; None: another kernel is faster."""
     N, K = weight.num_outputs, weight.num_inputs
     small = M <= MAX_SMALL_ROWS
     if not MIN_ROWS <= M <= MAX_ROWS or (small and weight.bits == 8):

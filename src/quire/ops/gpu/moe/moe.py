@@ -126,7 +126,7 @@ def _num_experts(experts: Experts) -> int:
 
 
 def _num_outputs(experts: Experts) -> int:
-    """Of one expert."""
+    """The outputs of one expert."""
     if isinstance(experts, QuantizedExperts):
         return experts.rows.num_outputs // experts.num_experts
     return int((experts.q if isinstance(experts, ScaledExperts) else experts).shape[1])

@@ -34,7 +34,7 @@ class Decays(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gates:
-    """What decides how much of a state a token keeps, and how much it adds."""
+    """The numbers that decide how much of a state a token keeps, and how much it adds."""
 
     kind: Decays
     decay: Tensor  # as `kind` says
@@ -46,7 +46,7 @@ class Gates:
     max_delta: float = float("inf")
 
     def arguments(self) -> tuple[Any, ...]:
-        """Of a kernel."""
+        """The arguments of a kernel."""
         nothing = self.decay
         beta = nothing if self.beta is None else self.beta
         vectors = [nothing if vector is None else vector for vector in (self.dt_bias, self.a, self.skip)]

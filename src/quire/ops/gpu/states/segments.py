@@ -173,7 +173,7 @@ class SegmentInputs:
         self.segments = DeviceSegments(*self._staged.on_device, single=single)
 
     def _pad(self, arrays: SegmentArrays, num_tokens: int, num_segments: int, num_chains: int) -> None:
-        """Of what follows the tokens and chains of a step. In a step that decodes, a padding token is a segment that
+        """Pad what follows the tokens and chains of a step. In a step that decodes, a padding token is a segment that
         starts from zeros and leaves nothing."""
         table, chain_starts, num_near, before = arrays[:4]
         before[num_tokens:], num_near[num_chains:] = NO_STATE, 0

@@ -33,7 +33,8 @@ MIN_DELTA_SIZE = 64  # where a decay is one number: with products of 16 rows an 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileScores:
-    """Of T tokens and all heads. What the kind of decays does not need is empty."""
+    """What tiles compute without a state, for T tokens and all heads. What the kind of decays does not need is
+    empty."""
 
     scores: Tensor  # [T, heads, TILE]: of a token and those of its tile
     values: Tensor  # [T, heads, value_dim]: of the delta rule

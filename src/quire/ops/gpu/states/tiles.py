@@ -50,7 +50,7 @@ def takes_tiles(q: Tensor, k: Tensor, v: Tensor, key_dim: int, segments: DeviceS
 def attend_tiles(
     q: Tensor, k: Tensor, v: Tensor, gates: Gates, slots: Tensor, segments: DeviceSegments, tiled: bool = False
 ) -> Tensor:
-    """As `attend_tokens`, where `takes_tiles`. Chains without tiles take their tokens one after the other."""
+    """`attend_tokens` in tiles, where `takes_tiles`. Chains without tiles take their tokens one after the other."""
     _, heads, key_dim, _ = slots.shape
     check(q, k, v, gates, slots)
     out = new_output(v, segments)
