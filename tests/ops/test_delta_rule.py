@@ -1,6 +1,6 @@
 """Linear attention with states in slots: against transformers, in segments, on the plain op set and the native one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -224,20 +224,44 @@ def test_calibration_computes_the_same(kind: str) -> None:
     assert_close(rows, np.concatenate([expected, expected[:4]]))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_decays_are_exact_far_from_zero(backend: str) -> None:
-    x = np.concatenate([np.linspace(-90, 90, 301), [-1000, 1000]]).astype(np.float32)
+FAR = np.concatenate([np.linspace(-90, 90, 301), [-1000, 1000]]).astype(np.float32)
+
+
+def decays_of(backend: str, decay: Callable[[Any, Any, Any, Any], Any]) -> np.ndarray:
+    """decay(ops, x, bias, rate) of FAR, with biases of 0.25 and rates of 0.125"""
     ops = make_ops(backend)
-    table = ops.table(stored_floats("x", x[None]))
-    bias, rate = (ops.vector(stored_floats("v", np.full(len(x), value, np.float32))) for value in (0.25, 0.125))
+    table = ops.table(stored_floats("x", FAR[None]))
+    bias, rate = (ops.vector(stored_floats("v", np.full(len(FAR), value, np.float32))) for value in (0.25, 0.125))
 
     def forward(ops: OpSet, batch: Any) -> Any:
-        return ops.rows(ops.decay(ops.embedding(batch.ids, table), bias, rate), batch)
+        return ops.rows(decay(ops, ops.embedding(batch.ids, table), bias, rate), batch)
 
     cache = ops.new_cache(KVSpec(1, 1, 8, BLOCK, "float32"), 1)
     one = np.zeros(1, np.int32)
     batch = StepBatch(one, one, one, np.array([0, 1], np.int32), one + 1, one[None], one)
-    decays = np.asarray(ops.compile(forward, cache, ProgramSpec(1, 1, 1)).run(batch))[0]
-    softplus = np.logaddexp(0, x.astype(np.float64) + 0.25)
+    return np.asarray(ops.compile(forward, cache, ProgramSpec(1, 1, 1)).run(batch))[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decays_are_exact_far_from_zero(backend: str) -> None:
+    decays = decays_of(backend, lambda ops, x, bias, rate: ops.decay(x, bias, rate))
+    softplus = np.logaddexp(0, FAR.astype(np.float64) + 0.25)
     np.testing.assert_allclose(decays, np.exp(-0.125 * softplus), rtol=2e-6, atol=1e-37)
     np.testing.assert_allclose(1 - decays.astype(np.float64), -np.expm1(-0.125 * softplus), atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bounded_decays_are_exact_far_from_zero(backend: str) -> None:
+    decays = decays_of(backend, lambda ops, x, bias, rate: ops.bounded_decay(x, bias, rate, -5.0))
+    assert_close_to_bounded(decays)
+
+
+def test_calibration_bounds_decays_as_op_sets_do() -> None:
+    bias, rate = np.full_like(FAR, 0.25), np.full_like(FAR, 0.125)
+    assert_close_to_bounded(EagerOps().bounded_decay(FAR[None], bias, rate, -5.0)[0])
+
+
+def assert_close_to_bounded(decays: np.ndarray) -> None:
+    log = -5 / (1 + np.exp(-0.125 * (FAR.astype(np.float64) + 0.25)))
+    assert log.max() > -1e-15 and log.min() == -5
+    np.testing.assert_allclose(decays, np.exp(log), rtol=2e-6, atol=1.5e-7)

@@ -44,6 +44,23 @@ class DeltaNet:
         return ops.mul(ops.rms_norm(y, self.out_norm, 1e-5), ops.activate(gate, Activation.SILU))
 
 
+class KimiDelta:
+    """The delta rule with a bounded decay for each row of a state."""
+
+    spec = KVSpec(1, 1, 8, BLOCK, "float32", states=StateSpec(1, (HEADS, KEY_DIM, VALUE_DIM), 1, 1, NUM_SLOTS))
+    sizes = (KEY_DIM * HEADS, KEY_DIM * HEADS, VALUE_DIM * HEADS, KEY_DIM * HEADS, HEADS)
+
+    def __init__(self, ops: OpSet) -> None:
+        vectors = (random(KEY_DIM), random(KEY_DIM * HEADS), np.abs(random(KEY_DIM * HEADS)))
+        self.norm, self.bias, self.rate = (ops.vector(stored_floats("v", v)) for v in vectors)
+
+    def forward(self, ops: OpSet, x: Any, batch: Any) -> Any:
+        q, k, v, decay, beta = ops.split(x, self.sizes)
+        q, k = (ops.rms_norm(part, self.norm, 1e-3) for part in (q, k))
+        beta, decay = ops.activate(beta, Activation.SIGMOID), ops.bounded_decay(decay, self.bias, self.rate, -5.0)
+        return ops.delta_rule(q, k, v, decay, beta, batch, 0, KEY_DIM)
+
+
 class Mamba2:
     """A recurrence of Mamba 2, gated, and normed in groups."""
 
@@ -97,7 +114,13 @@ class TimeMixing:
         return ops.causal_conv(mixed, self.last_shift, None, batch, 0, first=5 * self.width)
 
 
-LAYERS = {"time mixing": TimeMixing, "delta net": DeltaNet, "mamba2": Mamba2, "convolutions in blocks": BlockConv}
+LAYERS = {
+    "time mixing": TimeMixing,
+    "delta net": DeltaNet,
+    "kimi delta": KimiDelta,
+    "mamba2": Mamba2,
+    "convolutions in blocks": BlockConv,
+}
 
 
 class Layer:

@@ -11,7 +11,7 @@ from ops.recurrences import DEVICE, KINDS, NUM_SLOTS, Attention, Segments, asser
 from quire.ops.gpu.head_norm import norm_heads
 from quire.ops.gpu.pointwise import gate_rows
 from quire.ops.gpu.states.causal_conv import causal_conv
-from quire.ops.gpu.states.functions import log_decay
+from quire.ops.gpu.states.functions import log_bounded_decay, log_decay
 from quire.ops.gpu.states.linear_attention import attend_tokens
 from quire.ops.gpu.states.mamba import mamba_scan
 from quire.ops.opset import Activation, MambaWeights
@@ -145,6 +145,16 @@ def test_decays_are_exact_far_from_zero() -> None:
     bias, rate = torch.full_like(x, 0.25), torch.full_like(x, 0.125)
     expected = -0.125 * F.softplus(x.double() + 0.25, threshold=1000)
     torch.testing.assert_close(log_decay(x[None], bias, rate)[0].double(), expected, rtol=5e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decays_with_a_bound_keep_fp32_where_they_are_near_one(dtype: torch.dtype) -> None:
+    wide = torch.linspace(-60, 60, 2 * 1200, device=DEVICE).view(2, 1200).to(dtype)
+    x = wide[:, :1100]  # rows are strided, and more than a block
+    bias, rate = (torch.linspace(*ends, 1100, device=DEVICE) for ends in ((-2, 3), (0.1, 1.4)))
+    expected = -5 * torch.sigmoid(rate.double() * (x.double() + bias.double()))
+    assert expected.min() == -5 and expected.max() > -1e-9
+    torch.testing.assert_close(log_bounded_decay(x, bias, rate, -5.0).double(), expected, rtol=2e-5, atol=1e-37)
 
 
 @pytest.mark.parametrize("activation", [Activation.SILU, Activation.SIGMOID])

@@ -3,7 +3,7 @@
 In its delta attention, the inputs of decays and of the output's gate have the full width, and a decay may have a bound:
 exp(bound * sigmoid(rate * (x + bias))), which is safe to compute in chunks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 from quire.core.errors import BadCheckpoint
 from quire.models import deepseek, kimi_linear
 from quire.models.config import ATTENTION
-from quire.models.constant_weights import OnesRow, StoredRow, row_of, zero_columns
 from quire.models.deepseek import DeepseekWeights, mtp_layers
 from quire.models.delta_net import (
     LINEAR,
@@ -29,12 +28,11 @@ from quire.models.delta_net import (
 )
 from quire.models.kimi_linear import KEYS, KimiLinearConfig, KimiLinearLayer, has_split_convs
 from quire.models.llama import UNUSED
-from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpec, TensorSpecs, Vector, load_weights
+from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpecs, Vector, load_weights
 from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.models.rope import frequencies
 from quire.models.step3p5 import Limit, clamped, read_limits
 from quire.ops.opset import Activation, Keep, OpSet, Value
-from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
@@ -108,19 +106,6 @@ def _without_later(hf: CheckpointConfig, layers: int) -> CheckpointConfig:
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RateRow:
-    """The rate of each head, `repeats` times, as a row for every token: see StoredRow."""
-
-    rate: DecayRate
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        return self.rate.shapes()
-
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
-        return row_of(ops, self.rate.rates(tensors))
-
-
 def layer_specs(c: BailingHybridConfig, layer: int, checkpoint: Checkpoint) -> TensorSpecs:
     stored = set(checkpoint.names())
     limits = {"limit": Limit(c.limits[layer]), "shared_limit": Limit(c.shared_limits[layer])}
@@ -146,8 +131,8 @@ def delta_specs(c: BailingHybridConfig, layer: str, checkpoint: Checkpoint) -> T
     name = f"{prefix}.{'A' if c.converted else 'A_log'}"
     shape = checkpoint.shape(layer + name) if layer + name in stored else (s.heads,)
     shape = shape if np.prod(shape) == s.heads else (s.heads,)  # [heads], or with axes of 1
-    rate, bias = DecayRate(name, shape, s.key_dim, plain=c.converted), f"{prefix}.dt_bias"
-    specs: dict[str, TensorSpec] = {
+    rate = DecayRate(name, shape, s.key_dim, plain=c.converted)
+    return {
         "delta_in": Linear({f"{prefix}.{part}_proj": s.key_size for part in "qkv"}, c.hidden),
         "delta_gates": gates({f"{prefix}.b_proj": s.heads}, c.hidden),
         "decay_up": Linear({f"{prefix}.f_proj": s.key_size}, c.hidden, keep=Keep.EIGHT_BITS),
@@ -155,17 +140,10 @@ def delta_specs(c: BailingHybridConfig, layer: str, checkpoint: Checkpoint) -> T
         "out": Linear({f"{prefix}.o_proj": c.hidden}, s.value_size),
         **state_specs(s, conv, rate, Vector(prefix, s.key_size, "dt_bias"), f"{prefix}.o_norm"),
     }
-    if c.decay_bound is not None:
-        rows: dict[str, TensorSpec] = {"decay_rate": RateRow(rate), "decay_bias": StoredRow(bias, s.key_size)}
-        specs |= {**rows, "ones": OnesRow(s.key_size)}
-    return specs
 
 
 @dataclass(frozen=True, slots=True)
 class BailingHybridLayer(KimiLinearLayer):
-    """Where decays have a bound, `decay_rate`, `decay_bias` and `ones` are rows for every token."""
-
-    ones: Any = None
     limit: float = 0.0
     shared_limit: float = 0.0
 
@@ -189,17 +167,10 @@ def delta_attention(c: BailingHybridConfig, layer: Any, number: int, ops: OpSet,
     if c.decay_bound is None:
         decay = ops.decay(decay, layer.decay_bias, layer.decay_rate)
     else:
-        decay = bounded_decay(c.decay_bound, layer, ops, decay, zero_columns(ops, x, c.hidden))
+        decay = ops.bounded_decay(decay, layer.decay_bias, layer.decay_rate, c.decay_bound)
     attended = attend(c.delta, layer, number, ops, ops.linear(x, layer.delta_in), decay, beta, batch)
     gate = ops.linear(x, layer.gate_up_of_output)
     return ops.linear(gated_norm(c.delta, ops, attended, gate, layer.delta_norm, c.eps), layer.out)
-
-
-def bounded_decay(bound: float, layer: Any, ops: OpSet, x: Value, zeros: Value) -> Value:
-    """exp(bound * sigmoid(rate * (x + bias))), with exp(y) as ELU(y) + 1 for y below 0."""
-    biased = ops.add(x, ops.linear(zeros, layer.decay_bias))
-    share = ops.activate(ops.mul(biased, ops.linear(zeros, layer.decay_rate)), Activation.SIGMOID)
-    return ops.add(ops.activate(ops.scale(share, bound), Activation.ELU), ops.linear(zeros, layer.ones))
 
 
 def feed_forward(c: BailingHybridConfig, layer: Any, ops: OpSet, x: Value) -> Value:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.ops.opset import Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
@@ -80,30 +79,8 @@ class StoredRow:
         yield self.name, (self.size,)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
-        return _row(ops, *tensors)
-
-
-@dataclass(frozen=True, slots=True)
-class OnesRow:
-    """A one in each of `size` columns, as a row for every token."""
-
-    size: int
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield from ()
-
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
-        return row_of(ops, np.ones(self.size, np.float32))
-
-
-def row_of(ops: OpSet, values: NDArray[np.float32]) -> PackedWeight:
-    """The values as a row for every token: see StoredRow."""
-    return _row(ops, stored_floats("row", values))
-
-
-def _row(ops: OpSet, values: StoredTensor) -> PackedWeight:
-    zeros = stored_floats("zeros", np.zeros((values.shape[0], ZERO_COLUMNS), np.float32))
-    return ops.pack([zeros], [values], keep=Keep.ALL)
+        zeros = stored_floats("zeros", np.zeros((self.size, ZERO_COLUMNS), np.float32))
+        return ops.pack([zeros], tensors, keep=Keep.ALL)
 
 
 def zero_columns(ops: OpSet, x: Value, size: int) -> Value:

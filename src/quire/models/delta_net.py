@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ATTENTION
@@ -140,13 +139,10 @@ class DecayRate:
         yield self.name, self.shape
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        return ops.vector(stored_floats(tensors[0].name, self.rates(tensors)))
-
-    def rates(self, tensors: Sequence[StoredTensor]) -> NDArray[np.float32]:
         (tensor,) = tensors
         stored = dequantize(tensor).ravel()
         rates = -stored if self.negated else stored if self.plain else np.exp(stored)
-        return np.repeat(rates, self.repeats)
+        return ops.vector(stored_floats(tensor.name, np.repeat(rates, self.repeats)))
 
 
 def state_specs(s: DeltaShape, conv: ConvWeight, rates: TensorSpec, biases: Vector, norm: str) -> TensorSpecs:

@@ -296,6 +296,10 @@ class OpSet(Protocol):
     def decay(self, x: Value, bias: Any, rate: Any) -> Value:
         """exp(-rate * softplus(x + bias)), element by element: what a token leaves of a state. bias, rate [columns]."""
 
+    def bounded_decay(self, x: Value, bias: Any, rate: Any, bound: float) -> Value:
+        """exp(bound * sigmoid(rate * (x + bias))), element by element: a decay that is never below exp(bound), for
+        bounds below 0. bias, rate [columns]."""
+
     def delta_rule(
         self, q: Value, k: Value, v: Value, decay: Value, beta: Value, batch: Any, layer: int, key_dim: int,
         tiled: bool = False,

@@ -358,6 +358,10 @@ class EagerOps:
         kept: Floats = np.exp(-rate * np.logaddexp(np.float32(0), x + bias))
         return kept
 
+    def bounded_decay(self, x: Floats, bias: Floats, rate: Floats, bound: float) -> Floats:
+        kept: Floats = np.exp(np.float32(bound) * _sigmoid(rate * (x + bias)))
+        return kept
+
     def delta_rule(
         self, q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, batch: EagerBatch, layer: int, key_dim: int,
         tiled: bool = False,

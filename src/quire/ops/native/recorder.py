@@ -260,6 +260,14 @@ class Recorder(AttentionRecorder):
             (x, y), out, lambda tape, view: tape.mul(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
         )
 
+    def bounded_decay(self, x: RecordedColumns, bias: Float32, rate: Float32, bound: float) -> RecordedColumns:
+        """By other ops: the layer norm of zeros is its bias, and exp(y) of y below 0 is ELU(y) + 1."""
+        assert bias.shape == rate.shape == (x.columns,), f"{bias.shape} and {rate.shape} for {x.columns} columns"
+        zeros = self.scale(x, 0.0)
+        biases, rates, ones = (self.layer_norm(zeros, None, v, 1.0) for v in (bias, rate, np.ones_like(bias)))
+        share = self.activate(self.mul(self.add(x, biases), rates), Activation.SIGMOID)
+        return self.add(self.activate(self.scale(share, bound), Activation.ELU), ones)
+
     def concat(self, parts: Sequence[RecordedColumns]) -> RecordedColumns:
         whole = new_value(sum(part.columns for part in parts))
         for part, place in zip(parts, self.split(whole, [part.columns for part in parts]), strict=True):

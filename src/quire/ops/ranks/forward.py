@@ -306,10 +306,16 @@ class RankForward:
     # -- column by column
 
     def decay(self, x: RankValue, bias: Any, rate: Any) -> RankValue:
+        return self._decay(self._ops.decay, x, bias, rate)
+
+    def bounded_decay(self, x: RankValue, bias: Any, rate: Any, bound: float) -> RankValue:
+        return self._decay(self._ops.bounded_decay, x, bias, rate, bound)
+
+    def _decay(self, op: Callable[..., Value], x: RankValue, bias: Any, rate: Any, *bound: float) -> RankValue:
         if len(x.cuts) > 1:
             x = RankValue(self._all(x))
         own = [_own_part(vector, cut, cut.total) for cut in x.cuts for vector in (bias, rate)] or [bias, rate]
-        return RankValue(self._ops.decay(x.local, *own), x.cuts)
+        return RankValue(op(x.local, *own, *bound), x.cuts)
 
     def causal_conv(self, x: RankValue, weight: Any, bias: Any, batch: Any, layer: int, first: int = 0) -> RankValue:
         """`first`: 0, or the columns of the one convolution of the layer before this one."""

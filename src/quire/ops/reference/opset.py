@@ -338,6 +338,9 @@ class TorchOps:
     def decay(self, x: Tensor, bias: Tensor, rate: Tensor) -> Tensor:
         return torch.exp(-rate.double() * F.softplus((x + bias).double())).to(x.dtype)  # fp64 as in the sigmoid
 
+    def bounded_decay(self, x: Tensor, bias: Tensor, rate: Tensor, bound: float) -> Tensor:
+        return torch.exp(bound * torch.sigmoid((rate * (x + bias)).double())).to(x.dtype)
+
     def delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: TorchBatch, layer: int, key_dim: int,
         tiled: bool = False,

@@ -10,7 +10,7 @@ from quire.ops.gpu.deferred import ActivatedRows, ColumnSlice, DeferredConv, Def
 from quire.ops.gpu.head_norm import norm_heads
 from quire.ops.gpu.pointwise import gate_rows
 from quire.ops.gpu.states.causal_conv import causal_conv
-from quire.ops.gpu.states.functions import log_decay
+from quire.ops.gpu.states.functions import log_bounded_decay, log_decay
 from quire.ops.gpu.states.linear_attention import Decays, Gates, attend_tokens
 from quire.ops.gpu.states.mamba import mamba_scan
 from quire.ops.gpu.states.rwkv import wkv7
@@ -68,6 +68,9 @@ class StateOps:
 
     def decay(self, x: GpuValue, bias: Tensor, rate: Tensor) -> DeferredDecay:
         return DeferredDecay(log_decay(materialize(x), bias, rate))
+
+    def bounded_decay(self, x: GpuValue, bias: Tensor, rate: Tensor, bound: float) -> DeferredDecay:
+        return DeferredDecay(log_bounded_decay(materialize(x), bias, rate, bound))
 
     def delta_rule(
         self,
