@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from models.checking import BLOCK_SIZE, MAX_LEN, on_host
-from quire.executors.pipeline.stage import trace_model
+from quire.executors.pipeline.stage import divide_model
 from quire.models.registry import family
 from quire.ops.native import NativeOps
 from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.recorder import SymbolicBatch
 from quire.ops.opset import ProgramSpec
 from quire.ops.stages.opset import StageOps
-from quire.ops.stages.parts import StagePart, divide
+from quire.ops.stages.parts import StagePart
 from quire.runtime.adapters import LoraAdapters
 from quire.weights.checkpoint import open_checkpoint
 from ranks.rank_threads import batch_of, spec_of
@@ -29,9 +29,10 @@ class Stage:
         module = family(checkpoint.config.architecture)
         config = module.config(checkpoint.config)
         ops = StageOps(NativeOps(1) if backend is None else backend)
-        self.part: StagePart = divide(trace_model(module, checkpoint, config, MAX_LEN), config.layers, size)[index]
+        parts: list[StagePart] = divide_model(module, checkpoint, config, MAX_LEN, size)
+        self.part = parts[index]
         ops.begin(self.part)
-        self.received = np.zeros((MAX_LEN, config.hidden), np.float32)
+        self.received = np.zeros((MAX_LEN, parts[index - 1].handed_columns), np.float32)
         if index:
             ops.received = NativeHiddenStates(self.received) if backend is None else _fetched(self.received, backend)
         self.model = module.load(ops, checkpoint, config, MAX_LEN)

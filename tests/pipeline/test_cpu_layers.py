@@ -76,7 +76,7 @@ def test_the_op_set_of_a_gpu_goes_on_where_the_cpu_ends(tmp_path: Path) -> None:
     config = kind.config(checkpoint.config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ops: Any = TwoDeviceOps(NativeOps(1), GpuOps(device, dtype="float32", graphs=False))
-    ops.begin_both(divide_at(trace_model(kind, checkpoint, config, LENGTH), 2, 1), 64, config.hidden)
+    ops.begin_both(divide_at(trace_model(kind, checkpoint, config, LENGTH), 2, 1), 64)
     ops.first_forward = kind.load(ops.first, checkpoint, config, LENGTH).forward
     loaded, spec = kind.load(ops, checkpoint, config, LENGTH), kv_spec(config, BLOCK, "float32")
     make = np.random.default_rng(2)

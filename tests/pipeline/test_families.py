@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import Lfm2Config, OPTConfig, Qwen3MoeConfig
+from transformers import Gemma3nTextConfig, Gemma4TextConfig, Lfm2Config, OPTConfig, Qwen3MoeConfig
 
 from models.checking import PROMPT, TINY, Cases, random_model
 from models.test_lfm2 import HYBRID
+from models.test_newer_families import GEMMA_3N, GEMMA_4
+from models.test_other_families import CASES as BY_NAME
 from pipeline.stages_here import InStages
 from quire.core.errors import BadRequest, Unsupported
 from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.stage import check_pipeline
-from quire.ops.stages.parts import check_stages, divide
+from quire.ops.stages.parts import check_stages, divide, divide_at
 from quire.ops.stages.trace import BEFORE_LAYERS, LayerTrace, ModelTrace
 from ranks.rank_threads import OneProcess, steps
 from ranks.test_families import CASES as DIVIDED_BY_RANKS
@@ -94,10 +96,49 @@ def test_the_largest_stage_is_as_small_as_it_can_be() -> None:
 
 
 def test_layers_that_share_keys_and_values_are_not_divided() -> None:
-    trace = traced([1, 1])
-    trace.layers[1].kv = {0}
-    with pytest.raises(Unsupported, match="share keys and values"):
-        divide(trace, 2, 2)
+    trace = traced([1] * 4)
+    trace.layers[3].kv = {2}
+    assert [part.first for part in divide(trace, 4, 3)] == [0, 1, 2]
+    with pytest.raises(Unsupported, match=r"share keys and values: stages may begin at layers 1 to 2.*\n.*size of 3"):
+        divide(trace, 4, 4)
+    with pytest.raises(Unsupported, match=r"3 layers on the CPU, and layers .* share keys and values.*\n.*use 2 of"):
+        divide_at(trace, 4, 3)
+    trace.layers[3].kv = {0}
+    with pytest.raises(Unsupported, match=r"no stage may begin between them.*\n.*leave out pipeline_parallel_size"):
+        divide(trace, 4, 2)
+
+
+SIX = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3, "num_kv_shared_layers": 2}
+GEMMAS: Cases = {
+    "gemma-4": (Gemma4TextConfig, GEMMA_4 | SIX),
+    "gemma-3n": (Gemma3nTextConfig, GEMMA_3N | SIX | {"activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0, 0.0, 0.0]}),
+}
+
+
+@pytest.mark.parametrize("name", GEMMAS)
+def test_layers_that_share_keys_and_values_may_be_behind_others(tmp_path: Path, name: str) -> None:
+    """Layers 4 and 5 read those of layers 2 and 3; and all have inputs of their own, which the first stage makes."""
+    config, options = GEMMAS[name]
+    random_model(config(**{**TINY, **options}), seed=3).save_pretrained(tmp_path)
+    alone = steps(OneProcess("native", tmp_path).logits, PROMPT)
+    for size in (2, 3):
+        stages = InStages(tmp_path, size)
+        assert stages.stages[-1].part.first == 2 and len(stages.stages[0].part.handed_on) > 4
+        for ours, theirs in zip(steps(stages.logits, PROMPT), alone, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["doge", "zamba"])
+def test_what_layers_read_of_layers_long_before_goes_with_the_hidden_states(tmp_path: Path, name: str) -> None:
+    config, options = BY_NAME[name]
+    random_model(config(**{**TINY, **options}), seed=3).save_pretrained(tmp_path)
+    whole = OneProcess("native", tmp_path)
+    alone = steps(whole.logits, PROMPT)
+    for size in sorted({2, whole.model.config.layers}):
+        stages = InStages(tmp_path, size)
+        assert all(len(stage.part.handed_on) == 2 for stage in stages.stages[:-1])
+        for ours, theirs in zip(steps(stages.logits, PROMPT), alone, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_stages_cannot_do_is_refused() -> None:

@@ -13,7 +13,7 @@ from models.checking import BLOCK_SIZE, MAX_LEN, PROMPT, TINY, random_model
 from pipeline.test_families import CASES
 from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.slots import received_from, shared_slots
-from quire.executors.pipeline.stage import begin_stage
+from quire.executors.pipeline.stage import begin_stage, divide_model
 from quire.models.registry import family
 from quire.ops.native import NativeOps
 from quire.ops.opset import ProgramSpec
@@ -53,7 +53,8 @@ class StageRank:
         options = ExecutorOptions(max_num_batched_tokens=MAX_LEN, **given)
         begin_stage(ops, options, kind, checkpoint, config, spec, MAX_LEN, stage=stage, num_stages=SIZE)
         if stage:
-            ops.received = received_from(shared_slots(group, options, config.hidden, SIZE), options, ops)
+            [first, _] = divide_model(kind, checkpoint, config, MAX_LEN, SIZE)
+            ops.received = received_from(shared_slots(group, options, first.handed_columns, SIZE), options, ops)
         self.received = ops.received
         self.model = kind.load(ops, checkpoint, config, MAX_LEN)
         self.program = ops.compile(

@@ -1,4 +1,4 @@
-"""RWKV 7 by several ranks: the bits of one process. Its layers are not divided into stages."""
+"""RWKV 7 by several ranks, and by several stages: the bits of one process."""
 
 import json
 import shutil
@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 from engine.test_state_slots import PROMPTS, bits
 from models.checking import PROMPT
 from models.test_rwkv7 import CASES, RANKS, TINY, random_tensors
+from pipeline.stages_here import InStages
 from quire import LLM
-from quire.core.errors import Unsupported
 from ranks.rank_threads import InRanks, OneProcess, steps
 
 
@@ -57,7 +57,10 @@ def test_processes_answer_as_one_does(rwkv: Path) -> None:
         ranks.engine.stop()
 
 
-def test_stages_are_refused_by_name(rwkv: Path) -> None:
-    with pytest.raises(Unsupported, match="layers with `wkv7` are not divided into stages") as refused:
-        LLM(rwkv, pipeline_parallel_size=2)
-    assert "pipeline_parallel_size" in (refused.value.hint or "")
+def test_stages_get_the_values_of_the_first_layer(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    alone = steps(OneProcess("native", path).logits, PROMPT)
+    stages = InStages(path, 2)
+    assert len(stages.stages[0].part.handed_on) == 2
+    for ours, theirs in zip(steps(stages.logits, PROMPT), alone, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

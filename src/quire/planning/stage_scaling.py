@@ -72,15 +72,15 @@ def stage_scaling(plan: Plan, degrees: list[int]) -> list[StagesPlan]:
 
 def _stages(plan: Plan, size: int) -> StagesPlan:
     model, load = plan.model, plan.load
-    layers, shares = stage_shares(model, size)
+    layers, shares, columns = stage_shares(model, size)
     shape = StepShape(ceil(load.users / min(size, load.users)), 1, load.prompt + load.output // 2)
     step = step_ceiling(model, plan.kv, plan.hardware, shape, eight_bit=plan.setup.eight_bit)
-    sent = shape.num_tokens * model.config.hidden * NUMBER_BYTES if size > 1 else 0.0
+    sent = shape.num_tokens * columns * NUMBER_BYTES
     return StagesPlan(plan, layers, shares, step.seconds, sent / plan.hardware.link if sent else 0.0)
 
 
-def stage_shares(model: PlannedModel, size: int) -> tuple[list[int], list[float]]:
-    """Layers of each stage, and its share of the weights that steps read."""
+def stage_shares(model: PlannedModel, size: int) -> tuple[list[int], list[float], int]:
+    """Layers of each stage, its share of the weights that steps read, and the most columns that one hands on."""
     from quire.executors.pipeline.stage import trace_model
 
     config = model.config
@@ -89,7 +89,8 @@ def stage_shares(model: PlannedModel, size: int) -> tuple[list[int], list[float]
     traced = trace_model(module, model.checkpoint, config, config.max_position)
     parts = divide(traced, config.layers, size)
     weights = [sum(traced.sizes[number] for number in part.weights) for part in parts]
-    return [part.end - part.first for part in parts], [weight / sum(weights) for weight in weights]
+    columns = max(part.handed_columns for part in parts)
+    return [part.end - part.first for part in parts], [weight / sum(weights) for weight in weights], columns
 
 
 def as_text(degrees: list[StagesPlan]) -> str:

@@ -9,18 +9,19 @@ from quire.executors.backends import Turn
 from quire.executors.local import LocalExecutor
 from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.slots import num_micro_batches, received_from, shared_slots
-from quire.executors.pipeline.stage import begin_stage, room_of_all, with_slots
+from quire.executors.pipeline.stage import begin_stage, divide_model, room_of_all, with_slots
 from quire.executors.ranks.follower import FollowerExecutor, follow, started_options
 from quire.executors.ranks.messages import StartRank
 from quire.executors.ranks.rank import new_rank_ops
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
-from quire.models.registry import Family
+from quire.models.registry import Family, family
 from quire.ops.kv_spec import KVSpec
 from quire.ops.opset import OpSet
 from quire.ops.ranks.group import RankGroup
 from quire.ops.stages.opset import StageOps
 from quire.runtime.adapters import LoraAdapters
+from quire.runtime.kv import longest
 from quire.weights.checkpoint import Checkpoint
 
 
@@ -37,7 +38,10 @@ class StageRankFollower(FollowerExecutor):
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> StageOps:  # type: ignore[override]
         ops = StageOps(new_rank_ops(self.ops_type, options, self.group, turn=self._turn))
         if self._stage:
-            slots = shared_slots(self.group, options, config.hidden, self._num_stages)
+            checkpoint, length = self._open(), longest(config, options.max_model_len)
+            kind = family(checkpoint.config.architecture)
+            parts = divide_model(kind, checkpoint, config, length, self._num_stages)
+            slots = shared_slots(self.group, options, parts[self._stage - 1].handed_columns, self._num_stages)
             ops.received = received_from(slots, options, ops)
         return ops
 

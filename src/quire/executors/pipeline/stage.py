@@ -3,6 +3,7 @@
 import os
 import socket
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from quire.core.errors import Unsupported
@@ -18,22 +19,23 @@ from quire.executors.ranks.rank import check_experts, check_ranks, num_threads, 
 from quire.executors.ranks.shapes import trace_roles
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
-from quire.models.registry import Family
+from quire.models.registry import Family, family
 from quire.ops.kv_spec import KVSpec, WindowSpec
 from quire.ops.native.recorder import SymbolicBatch
 from quire.ops.opset import OpSet
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup
-from quire.ops.ranks.roles import Roles
+from quire.ops.ranks.roles import RoleOps, RoleRecorder, Roles
 from quire.ops.stages.opset import StageOps
 from quire.ops.stages.parts import StagePart, check_stages, divide
-from quire.ops.stages.trace import ModelTrace, TraceForward, TraceOps
+from quire.ops.stages.trace import ColumnsForward, ModelTrace, TraceForward, TraceOps
 from quire.runtime.adapters import LoraAdapters
-from quire.runtime.kv import KVSize
+from quire.runtime.kv import KVSize, kv_spec, longest
 from quire.runtime.window_pages import windowed_layers
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.shapes import shapes_of
 
+MEASURED_BLOCK = 16  # tokens of a block: values have the same columns with any
 StageOpsType = TypeVar("StageOpsType", bound=StageOps)
 
 
@@ -43,11 +45,34 @@ def own_options(options: ExecutorOptions, index: int, size: int) -> ExecutorOpti
 
 
 def trace_model(family: Family, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> ModelTrace:
-    """What each layer of a model has."""
+    """What each layer of a model has, and which values go from a layer to later ones."""
     ops = TraceOps()
     model = family.load(ops, shapes_of(checkpoint), config, max_model_len)
     model.forward(TraceForward(ops.trace), SymbolicBatch())
+    carried = [ops.trace.carried(layer) for layer in range(1, config.layers)]
+    if max(map(len, carried), default=1) > 1:
+        ops.trace.columns = columns_of_values(family, checkpoint, config, max_model_len)
+    else:
+        ops.trace.columns = dict.fromkeys(chain(*carried), config.hidden)
     return ops.trace
+
+
+def columns_of_values(
+    family: Family, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int
+) -> dict[int, int]:
+    """By the numbers that the trace gives values."""
+    spec = kv_spec(config, MEASURED_BLOCK, "float32")
+    ops: Any = RoleOps(group=1)
+    model = family.load(ops, shapes_of(checkpoint), config, max_model_len)
+    measured = ColumnsForward(RoleRecorder(spec, ops.roles))
+    model.forward(measured, SymbolicBatch())
+    return measured.columns
+
+
+def divide_model(
+    family: Family, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int, num_stages: int
+) -> list[StagePart]:
+    return divide(trace_model(family, checkpoint, config, max_model_len), config.layers, num_stages)
 
 
 def begin_stage(
@@ -162,13 +187,16 @@ class StageExecutor(LocalExecutor):
 
     def _connect(self, ops: StageOpsType, options: ExecutorOptions, config: ModelConfig) -> StageOpsType:
         """All stages map the slots of all."""
-        size = self.group.size
-        shared = [shared_slots(self.group, options, config.hidden, size) for _ in range(size - 1)]
+        size, checkpoint = self.group.size, self._open()
+        length = longest(config, options.max_model_len)
+        parts = divide_model(family(checkpoint.config.architecture), checkpoint, config, length, size)
+        columns = [part.handed_columns for part in parts]
+        shared = [shared_slots(self.group, options, columns[stage], size) for stage in range(size - 1)]
         slots: list[HiddenSlots | None] = [None, *shared, None]
         self.received, self.handed_on = slots[self.stage], slots[self.stage + 1]
         if self.received is not None:
             if self.members:
-                self.of_ranks = shared_slots(self.members.group, options, config.hidden, size)
+                self.of_ranks = shared_slots(self.members.group, options, columns[self.stage - 1], size)
             ops.received = received_from(self.of_ranks or self.received, options, ops)
         return ops
 

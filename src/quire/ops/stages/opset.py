@@ -11,7 +11,7 @@ from quire.ops.ranks.lora import bind_slots
 from quire.ops.ranks.opset import RankOps
 from quire.ops.stages.forward import BindingOps, StageForward
 from quire.ops.stages.parts import StagePart
-from quire.ops.stages.trace import absent_experts, absent_heads, absent_weight
+from quire.ops.stages.trace import PRESENT, absent_experts, absent_heads, absent_weight
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 
@@ -55,7 +55,8 @@ class StageOps:
         return packed
 
     def table(self, tensor: StoredTensor) -> Any:
-        return self.backend.table(tensor) if self._is_own() else None
+        """Of another stage, too, it is something: models leave out what is None, and every stage counts the same."""
+        return self.backend.table(tensor) if self._is_own() else PRESENT
 
     def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> "StageSlots":
         return StageSlots(lambda: self.backend.new_slots(num_inputs, sizes, num_slots, max_rank))

@@ -2,13 +2,22 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 
 from quire.core.errors import BadRequest, Unsupported
 from quire.ops.kv_spec import KVSpec, WindowSpec
 from quire.ops.stages.trace import BEFORE_LAYERS, LayerTrace, ModelTrace
 
 MAX_STAGES = 64  # as many processes as a group has room for
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedValue:
+    """One that goes from a stage to the next, in rows of a step: the hidden states, or what else layers read of layers
+    before the one before them."""
+
+    number: int  # in the trace
+    columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,13 @@ class StagePart:
     weights: frozenset[int]  # their numbers, in the order in which they are packed
     kv_layers: tuple[int, ...]  # of the KV cache
     state_layers: tuple[int, ...]  # that have states, in the blocks or in slots
+    received: tuple[CarriedValue, ...] = ()  # of the stage before; of the first stage: none
+    handed_on: tuple[CarriedValue, ...] = ()  # to the next; of the last stage: none
+
+    @property
+    def handed_columns(self) -> int:
+        """Of a row that is handed on."""
+        return sum(value.columns for value in self.handed_on)
 
     @property
     def is_last(self) -> bool:
@@ -60,12 +76,35 @@ def divide(trace: ModelTrace, num_layers: int, size: int) -> list[StagePart]:
     """The parts of all stages: the largest has as few weights as possible."""
     layers = _layers(trace, num_layers)
     costs = [sum(trace.sizes[number] for number in layer.weights) for layer in layers]
-    return _parts(layers, [*_starts(tuple(costs), size), num_layers])
+    cuts = [layer for layer in range(1, num_layers) if _separates_keys(layers, layer)]
+    if size > len(cuts) + 1:
+        raise Unsupported(
+            f"layers of this model share keys and values: {_listed(cuts)}",
+            f"use a pipeline_parallel_size of {len(cuts) + 1}" if cuts else "leave out pipeline_parallel_size",
+        )
+    return _parts(trace, layers, [*_starts(tuple(costs), size, cuts), num_layers])
 
 
 def divide_at(trace: ModelTrace, num_layers: int, layer: int) -> list[StagePart]:
     """The parts of two stages: the layers before `layer`, and the others."""
-    return _parts(_layers(trace, num_layers), [0, layer, num_layers])
+    layers = _layers(trace, num_layers)
+    if not _separates_keys(layers, layer):
+        cuts = [other for other in range(1, num_layers) if _separates_keys(layers, other)]
+        raise Unsupported(
+            f"{layer} layers on the CPU, and layers of this model share keys and values: {_listed(cuts)}",
+            f"use {' or '.join(map(str, cuts[-1:]))} of them" if cuts else "leave out cpu_layers and gpu_layers",
+        )
+    return _parts(trace, layers, [0, layer, num_layers])
+
+
+def _separates_keys(layers: list[LayerTrace], first: int) -> bool:
+    """Whether no layer from `first` on reads keys and values of a layer before it."""
+    before, behind = (set[int]().union(*(layer.kv for layer in own)) for own in (layers[:first], layers[first:]))
+    return before.isdisjoint(behind)
+
+
+def _listed(cuts: list[int]) -> str:
+    return f"stages may begin at layers {cuts[0]} to {cuts[-1]}" if cuts else "no stage may begin between them"
 
 
 def _layers(trace: ModelTrace, num_layers: int) -> list[LayerTrace]:
@@ -78,17 +117,22 @@ def _layers(trace: ModelTrace, num_layers: int) -> list[LayerTrace]:
     return [_merged(trace, of_layer) for of_layer in indices]
 
 
-def _parts(layers: list[LayerTrace], bounds: list[int]) -> list[StagePart]:
+def _parts(trace: ModelTrace, layers: list[LayerTrace], bounds: list[int]) -> list[StagePart]:
     """`bounds`: the first layer of every stage, and the number of layers."""
     num_layers, parts = len(layers), []
-    for first, end in pairwise(bounds):
+    carried = [(), *(_carried(trace, first) for first in bounds[1:-1]), ()]
+    for (first, end), (received, handed_on) in zip(pairwise(bounds), pairwise(carried), strict=True):
         own = layers[first:end]
         weights = frozenset[int]().union(*(layer.weights for layer in own))
         kv, states = (set[int]().union(*(getattr(layer, kind) for layer in own)) for kind in ("kv", "states"))
-        parts.append(StagePart(first, end, num_layers, weights, tuple(sorted(kv)), tuple(sorted(states))))
-    if sum(len(part.kv_layers) for part in parts) > len({*chain(*(part.kv_layers for part in parts))}):
-        raise Unsupported("layers of this model share keys and values", "leave out pipeline_parallel_size")
+        caches = tuple(sorted(kv)), tuple(sorted(states))
+        parts.append(StagePart(first, end, num_layers, weights, *caches, received, handed_on))
     return parts
+
+
+def _carried(trace: ModelTrace, first: int) -> tuple[CarriedValue, ...]:
+    """What goes into the stage that begins at a layer."""
+    return tuple(CarriedValue(number, trace.columns[number]) for number in trace.carried(first))
 
 
 def _merged(trace: ModelTrace, indices: list[int]) -> LayerTrace:
@@ -100,8 +144,8 @@ def _merged(trace: ModelTrace, indices: list[int]) -> LayerTrace:
     return merged
 
 
-def _starts(costs: tuple[int, ...], size: int) -> list[int]:
-    """The first layer of every stage."""
+def _starts(costs: tuple[int, ...], size: int, cuts: list[int]) -> list[int]:
+    """The first layer of every stage: 0, or one of `cuts`."""
 
     sums = [0, *accumulate(costs)]
 
@@ -111,7 +155,8 @@ def _starts(costs: tuple[int, ...], size: int) -> list[int]:
         if num_stages == 1:
             return sums[-1] - sums[first], (first,)
         found = []
-        for end in range(first + 1, len(costs) - num_stages + 2):
+        behind = [cut for cut in cuts if cut > first]
+        for end in behind[: len(behind) - num_stages + 2]:
             largest, starts = best(end, num_stages - 1)
             found.append((max(sums[end] - sums[first], largest), (first, *starts)))
         return min(found)

@@ -24,12 +24,12 @@ class TwoDeviceOps(StageOps):
         super().__init__(last)
         self.first = StageOps(first)
 
-    def begin_both(self, parts: Sequence[StagePart], max_tokens: int, columns: int) -> None:
-        """The weights of a model come next. `columns`: of its hidden states."""
+    def begin_both(self, parts: Sequence[StagePart], max_tokens: int) -> None:
+        """The weights of a model come next."""
         first, last = parts
         self.first.begin(first)
         self.begin(last)
-        self.received = self.backend.new_hidden_states(max_tokens, columns)
+        self.received = self.backend.new_hidden_states(max_tokens, first.handed_columns)
 
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> "TwoCaches":
         caches = [StageOps.new_cache(ops, spec, num_blocks, num_host_blocks) for ops in (self.first, self)]
