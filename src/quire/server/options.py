@@ -25,7 +25,7 @@ class ServerOptions:
         "so opening it to other machines (0.0.0.0) is your decision",
         metavar="ADDRESS",
     )
-    port: int = option(8000, "port to listen on; 0 takes any free one", minimum=0)
+    port: int = option(8000, "port to listen on; 0 takes any free one", minimum=0, maximum=65535)
     uds: str | None = option(None, "listen on this unix socket instead", metavar="PATH")
     models: list[str] = field(
         default_factory=list,
@@ -181,9 +181,12 @@ class ServerOptions:
         _ = self.watermark, self.template_defaults  # raise where they are wrong
         named_models(self.models)
         for spec in fields(self):
-            minimum, value = spec.metadata.get("minimum"), getattr(self, spec.name)
+            minimum, maximum = spec.metadata.get("minimum"), spec.metadata.get("maximum")
+            value = getattr(self, spec.name)
             if minimum is not None and value is not None and not value >= minimum:
                 raise BadRequest(f"{spec.name} is {value}", f"it must be at least {minimum}", param=spec.name)
+            if maximum is not None and value > maximum:
+                raise BadRequest(f"{spec.name} is {value}", f"it must be at most {maximum}", param=spec.name)
         if self.decode_engines > 1 and not self.prefill_engines:
             raise BadRequest(
                 f"decode_engines is {self.decode_engines}, and there are no prefill engines",
