@@ -25,11 +25,12 @@ ENCODE_PATHS = [
 ]
 TOKENS_PATHS = [
     "/tokenize", "/detokenize", "/chat_tokenize", "/apply-template", "/api/show",
-    "/v1/messages/count_tokens", "/v1/responses/input_tokens",
+    "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/tokenize", "/v1/detokenize",
 ]
 ANY_PATHS = [
     "/info", "/props", "/tokenizer_info", "/api/version", "/api/ps",
-    "/v2", "/v2/health/live", "/v2/health/ready",
+    "/v2", "/v2/health/live", "/v2/health/ready", "/get_model_info", "/model_info",
+    "/get_server_info", "/server_info", "/health_generate",
 ]
 # fmt: on
 

@@ -1,6 +1,5 @@
 """The HTTP application: which path leads to which endpoint, and the middleware around them."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -16,7 +15,7 @@ from quire.server.access.keys import KeyRing
 from quire.server.access.metered import MeteredModels
 from quire.server.access.quota import RATE_HEADERS
 from quire.server.app_state import AppState
-from quire.server.dialects import DIALECTS, load
+from quire.server.dialects import DIALECTS, load, readers
 from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.generate import generation_route
 from quire.server.dialects.openai.shapes import error_body
@@ -75,7 +74,7 @@ class RouteTable:
         self.routes: list[Route] = []
         self.error_shapes: dict[str, ErrorShape] = {}  # path -> shape, for paths of a dialect
         self._prefix_shapes: dict[str, ErrorShape] = {}  # path prefix -> shape
-        self._parsers: dict[str, Callable[..., Any]] = {}  # path -> parser of its body
+        self._readers = readers()
         for dialect in map(load, DIALECTS):  # first: Starlette tries routes in this order
             self._add(dialect, state)
         self.routes += [
@@ -92,10 +91,10 @@ class RouteTable:
         self.routes.append(Route("/openapi.json", self.openapi))
 
     def _add(self, dialect: Dialect, state: AppState) -> None:
-        self._parsers |= dialect.parsers
         routes = [
-            Route(path, generation_route(state, dialect, parse), methods=["POST"])
-            for path, parse in dialect.parsers.items()
+            Route(path, generation_route(state, self._readers[path]), methods=["POST"])
+            for path in dialect.parsers
+            if self._readers[path][-1][0] is dialect
         ]
         routes += dialect.routes(state)
         self.routes += routes
@@ -105,7 +104,7 @@ class RouteTable:
 
     @responses({JSON: dict[str, Any]})
     async def openapi(self, http: Request) -> Response:
-        return json_response(openapi(self.routes, self._parsers, self.error_shapes, error_body))
+        return json_response(openapi(self.routes, self._readers, self.error_shapes, error_body))
 
     async def not_routed(self, http: Request, error: Exception) -> Response:
         """Starlette found no endpoint for the path and the method."""
