@@ -21,7 +21,7 @@ GENERATE_PATHS = [
 ENCODE_PATHS = [
     "/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking",
     "/reranking", "/v1/score", "/score", "/api/embed", "/api/embeddings",
-    "/embedding",
+    "/embedding", "/pooling",
 ]
 TOKENS_PATHS = [
     "/tokenize", "/detokenize", "/chat_tokenize", "/apply-template", "/api/show",

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.core.errors import QuireError
+from quire.core.nearest import nearest
 from quire.server.access.keys import KeyRing
 from quire.server.access.metered import MeteredModels
 from quire.server.access.quota import RATE_HEADERS
@@ -111,15 +112,24 @@ class RouteTable:
         assert isinstance(error, HTTPException)
         path = http.url.path
         shapes = (shape for prefix, shape in self._prefix_shapes.items() if path.startswith(prefix))
-        response = error_response(_quire_error(http, error), self.error_shapes.get(path, next(shapes, error_body)))
+        response = error_response(self._not_routed(http, error), self.error_shapes.get(path, next(shapes, error_body)))
         response.headers.update(error.headers or {})
         return response
 
+    def _not_routed(self, http: Request, error: HTTPException) -> QuireError:
+        path = http.url.path
+        what = f"{http.method} {path}"
+        if error.status_code == 405:
+            taken = (error.headers or {}).get("Allow", "").replace("GET, HEAD", "GET")
+            return MethodNotAllowed(f"{what}: this path does not take {http.method}", f"it takes {taken}")
+        if error.status_code == 404:
+            return UnknownPath(f"{what}: there is nothing here", self._near(path))
+        raise AssertionError(f"unexpected HTTP status {error.status_code}") from error
 
-def _quire_error(http: Request, error: HTTPException) -> QuireError:
-    what = f"{http.method} {http.url.path}"
-    if error.status_code == 405:
-        return MethodNotAllowed(f"{what}: this path does not take {http.method}")
-    if error.status_code == 404:
-        return UnknownPath(f"{what}: there is nothing here", "the routes are listed in docs/http.md")
-    raise AssertionError(f"unexpected HTTP status {error.status_code}") from error
+    def _near(self, path: str) -> str:
+        """A hint of what was meant: often `/v1` is in the client's address once too often, or is missing."""
+        known = [route.path for route in self.routes if "{" not in route.path and route.path != "/"]
+        bare = path.rstrip("/").removeprefix("/v1")
+        moved = next((each for each in (bare, f"/v1{bare}") if each != path and each in known), "")
+        near = [moved] if moved else nearest(path, known, cutoff=0.75)
+        return f"did you mean {near[0]}?" if near else "the routes are listed in docs/http.md"
