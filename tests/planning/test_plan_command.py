@@ -28,6 +28,11 @@ def test_a_gguf_header_a_folder_and_a_config_are_planned_alike(
     assert sizes[0] == sizes[1]
 
 
+def test_hardware_may_be_called_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--shape", "llama-3.2-1b", "--gpu", "l4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hardware"]["name"] == "l4"
+
+
 def test_a_gpu_keeps_keys_and_values_in_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--shape", "llama-3.2-1b", *GPU, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kv"]["dtype"] == "bfloat16"

@@ -43,7 +43,7 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
         help="how its weights are stored, for --shape and config.json (default: as the latter says)",
     )
     parser.add_argument("--quantization", choices=QUANTIZE, help="as `quire serve` has it")
-    parser.add_argument("--hardware", metavar="NAME", help="another machine than this one")
+    parser.add_argument("--hardware", "--gpu", metavar="NAME", help="another machine than this one")
     if several_degrees:
         words = "devices that share every matrix; several, as 2,4,8: a table of what each would gain"
         parser.add_argument(*TP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
