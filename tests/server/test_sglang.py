@@ -177,6 +177,7 @@ def test_logprobs_of_output_and_prompt(server: Running) -> None:
         ({"text": "Hi", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens"),
         ({"text": "Hi", "sampling_params": {"stop_regex": "a"}}, "stop_regex"),
         ({"text": "Hi", "sampling_params": {"regex": "a", "ebnf": "b"}}, "regex and ebnf"),
+        ({"text": "Hi", "sampling_params": {"json_schema": "{"}}, "json_schema is not a JSON schema"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params has 1 values, and there are 2 prompts"),
         ({"text": "Hi", "image_data": "cat.png"}, "image_data"),
         ({"text": "Hi", "lora_path": "nobody"}, "nobody"),

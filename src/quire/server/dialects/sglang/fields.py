@@ -11,7 +11,6 @@ from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.structured import Structured
 from quire.server.dialects.fields import Int, Salt, refuse_unsupported
-from quire.server.dialects.openai.structured import schema_output
 from quire.server.http.body import decode, texts_or_ids
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -206,7 +205,20 @@ def _structured(sampling: SglangSampling) -> Structured | None:
         return None
     [name], value = asked, getattr(sampling, asked[0])
     if name == "json_schema":
-        return schema_output(value, "sampling_params.json_schema")
+        return Structured("json_schema", _schema_text(value))
     if name == "structural_tag":
         return Structured("structural_tag", value if isinstance(value, str) else msgspec.json.encode(value).decode())
     return Structured("regex" if name == "regex" else "grammar", value)
+
+
+def _schema_text(schema: str | dict[str, Any]) -> str:
+    """As it was sent, where it is text."""
+    if isinstance(schema, dict):
+        return msgspec.json.encode(schema).decode()
+    try:
+        msgspec.json.decode(schema, type=dict[str, msgspec.Raw] | bool)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadRequest(
+            f"json_schema is not a JSON schema: {error}", "give an object", param="sampling_params.json_schema"
+        ) from None
+    return schema
