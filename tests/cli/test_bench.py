@@ -183,7 +183,7 @@ def test_an_interrupted_latency_tells_the_batches_that_are_done(
 
 
 def test_the_default_model(default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--device", "cpu", "--num-prompts", "2", "--input-len", "16", "--output-len", "3", "--output-json", "-"]
+    flags = ["--device", "cpu", "--num-prompts", "2", "--input-len", "16", "--output-len", "3", "--json"]
     assert cli.main(["bench", "throughput", *flags]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures["model"], figures["total_output_tokens"]) == ("smollm2", 6)

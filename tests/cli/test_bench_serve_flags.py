@@ -52,6 +52,12 @@ def test_flags_have_the_defaults_of_vllm() -> None:
     assert all(field.metadata["help"] for field in flags)
 
 
+@pytest.mark.parametrize("name", ["sglang", "llama.cpp", "lmdeploy"])
+def test_servers_that_vllms_command_knows_by_name_are_asked_as_openais(name: str) -> None:
+    flags = ServerFlags(backend=name)
+    assert flags.path == "/v1/completions" and not flags.is_chat
+
+
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -181,8 +181,10 @@ def test_help_lists_every_command() -> None:
     assert all(name in notes for name in COMMANDS)
 
 
-def test_quit_leaves() -> None:
-    assert Talk("/quit", "hello").out == ""
+@pytest.mark.parametrize("line", ["/quit", "/bye", "/exit"])
+def test_quit_leaves_by_the_names_of_other_chats_too(line: str) -> None:
+    talk = Talk(line, "hello")
+    assert (talk.out, talk.notes) == ("", "")
 
 
 def test_set_reaches_the_engine() -> None:

@@ -149,3 +149,17 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
+def test_a_full_disk_is_an_error_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "quire.cli.main", "models", "--json"]
+    environment = {**os.environ, "QUIRE_CACHE": str(tmp_path), "HF_HOME": str(tmp_path)}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
+
+
+def test_a_port_that_does_not_exist_is_refused_and_no_other_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--port", "99999"]) == 2
+    assert capsys.readouterr().err == "error: port is 99999\nhint: it must be at most 65535\n"

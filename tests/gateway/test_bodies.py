@@ -13,10 +13,19 @@ from gateway.gateways import RunningGateway, Upstream, answers, gateway, upstrea
 from quire.core.errors import BadRequest
 from quire.gateway.request_facts import MAX_COUNT, read_facts, with_fields
 
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat", "/api/show", "/v2/models/x/infer"]
+PATHS = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/generate",
+    "/v1/responses",
+    "/api/chat",
+    "/api/show",
+    "/v2/models/x/infer",
+]
 NAMES = [
     *("model", "Model", "name", "stream", "n", "best_of", "max_tokens", "num_predict", "priority", "user"),
     *("prompt", "messages", "options", "parameters", "tools", "cache_salt", "previous_response_id"),
+    *("text", "input_ids", "sampling_params"),
 ]
 HUGE = "1" + "0" * 5000
 RAW = ["-1", "1.5", "1e400", HUGE, str(2**63), str(2**64), '"\\ud800"', '"\\u0000"', "[[]]", "{}", "null", "[1, 2]"]

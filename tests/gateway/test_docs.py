@@ -84,8 +84,8 @@ def test_deployed_files_are_good() -> None:
 OWN = {"/v1/models", "/models", "/api/tags", "/health", "/v1/health", "/ping", "/ready", "/version"}
 # fmt: off
 KEPT_BACK = [
-    "/metrics", "/abort_requests", "/load", "/reset_prefix_cache", "/live", "/plan", "/slots", "/slots/x",
-    "/", "/page/x", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/api/pull",
+    "/metrics", "/abort_requests", "/abort_request", "/load", "/reset_prefix_cache", "/flush_cache", "/live", "/plan",
+    "/slots", "/slots/x", "/", "/page/x", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/api/pull",
     "/api/delete", "/api/copy", "/api/create", "/api/push", "/api/blobs/x",
     "/openapi.json", "/v2/models", "/v1/models/x", "/v2/models/x/ready", "/v2/models/x/versions/1/ready",
     "/v2/models/x", "/v2/models/x/versions/1",

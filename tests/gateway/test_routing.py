@@ -286,6 +286,16 @@ def test_bodies_are_changed_in_place() -> None:
     assert read_facts("/v2/models/x/versions/1/generate_stream", b"{}").model == "x"
 
 
+def test_what_sglangs_bodies_may_cost_is_known() -> None:
+    """Their limits stand in `sampling_params`, of all prompts or of each."""
+    one = read_facts("/generate", b'{"text": "Hello there", "sampling_params": {"max_new_tokens": 5, "n": 3}}')
+    assert (one.n, one.max_tokens, one.prompt) == (3, 5, b'"Hello there"')
+    each = b'[{"max_new_tokens": 5, "n": 2}, {"max_new_tokens": 9}]'
+    several = read_facts("/generate", b'{"input_ids": [[1], [2]], "sampling_params": ' + each + b"}")
+    assert (several.n, several.max_tokens) == (4, 9)
+    assert read_facts("/v1/responses", b'{"input": "Hi", "text": {"verbosity": "low"}}').prompt == b'"Hi"'
+
+
 # ---- with a running gateway
 
 

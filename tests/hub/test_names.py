@@ -75,6 +75,14 @@ def test_the_default_model_is_listed_by_its_short_name(own_cache: Path) -> None:
     assert [(model.name, model.num_bytes) for model in cached_models()] == [(DEFAULT_MODEL, len(BODY))]
 
 
+def test_a_model_that_was_downloaded_is_suggested_once(own_cache: Path) -> None:
+    (own_cache / "models").mkdir(parents=True)
+    (own_cache / "models" / SMOLLM2_135M.file_name).write_bytes(BODY)
+    with pytest.raises(UnknownModel) as caught:
+        resolve_model("smolm2")
+    assert str(caught.value).count(f"`{DEFAULT_MODEL}`") == 1
+
+
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUIRE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")

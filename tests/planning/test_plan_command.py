@@ -28,6 +28,11 @@ def test_a_gguf_header_a_folder_and_a_config_are_planned_alike(
     assert sizes[0] == sizes[1]
 
 
+def test_hardware_may_be_called_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--shape", "llama-3.2-1b", "--gpu", "l4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hardware"]["name"] == "l4"
+
+
 def test_a_gpu_keeps_keys_and_values_in_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--shape", "llama-3.2-1b", *GPU, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kv"]["dtype"] == "bfloat16"
@@ -201,3 +206,32 @@ def test_degrees_are_told_beside_one_device(capsys: pytest.CaptureFixture[str]) 
     assert 0 < rows["tp", 8]["gain"] < rows["tp", 2]["gain"] < 1
     assert main(flags) == 0
     assert "dp 4: 4 have all weights each" in capsys.readouterr().out
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that remembers this machine; measuring it takes no time here."""
+    rates = {"bandwidth": 1e10, "flops_8bit": 1e11, "flops": 1e11}
+    monkeypatch.setattr("quire.planning.this_machine.measure", lambda threads: rates)
+    monkeypatch.setattr("quire.cli.planning_flags.cache_dir", lambda: tmp_path / "cache")
+    return tmp_path / "cache" / "machine.json"
+
+
+def test_this_machine_is_planned_for_where_its_cache_cannot_be_written(
+    measured: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    measured.parent.write_text("a file, and no directory")
+    assert main(["plan", "--shape", "llama-3.2-1b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]
+    assert "cannot be kept" in caplog.text
+
+
+def test_a_measurement_of_a_busy_machine_is_warned_of_whenever_it_is_used(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for load in (1000.0, 0.0):  # the second plan takes what the first has measured
+        monkeypatch.setattr("quire.planning.this_machine.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert main(["plan", "--shape", "llama-3.2-1b"]) == 0
+        assert "1000.0 programs" in capsys.readouterr().err
+    assert main(["plan", "--shape", "llama-3.2-1b", "--measure"]) == 0
+    assert "warning" not in capsys.readouterr().err

@@ -97,3 +97,13 @@ def test_scores_of_one_against_many_and_of_pairs(server: Running) -> None:
 def test_what_is_scored_has_other_names_too(server: Running, names: tuple[str, str]) -> None:
     answer = server.http.post("/score", json=dict(zip(names, ("ab", ["a", "ab"]), strict=True))).json()
     assert [entry["score"] for entry in answer["data"]] == [1.0, 2.0]
+
+
+def test_vllms_pooling_is_an_embedding_with_other_names(server: Running) -> None:
+    told = server.http.post("/pooling", json={"input": ["Hello", "Hi"], "task": "embed"}).json()
+    assert [(each["object"], each["index"], each["data"]) for each in told["data"]] == [
+        ("pooling", 0, [6.0, 1.0, 0.5, 0.25]),
+        ("pooling", 1, [3.0, 1.0, 0.5, 0.25]),
+    ]
+    assert told["usage"] == {"prompt_tokens": 9, "total_tokens": 9} and told["model"] == "fake"
+    assert server.http.post("/pooling", json={"input": "Hi", "task": "classify"}).status_code == 400

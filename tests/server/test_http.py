@@ -279,3 +279,24 @@ def test_sagemakers_names_of_things(server: Running) -> None:
     told = server.http.post("/invocations", json={"prompt": "Hello", "max_tokens": 3}).json()
     assert told["choices"][0]["text"] == server.complete(max_tokens=3).json()["choices"][0]["text"]
     assert server.http.post("/invocations", json={"inputs": "Hello"}).json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/completions", "/v1/completions"),
+        ("/responses", "/v1/responses"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/version", "/version"),
+    ],
+)
+def test_a_path_that_is_nearly_right_is_told_the_right_one(server: Running, path: str, meant: str) -> None:
+    """Clients add `/v1` to an address that has it already, or leave it out."""
+    error = check_error(server.http.post(path, json={}), 404)
+    assert error["message"].endswith(f"(did you mean {meant}?)")
+
+
+def test_a_wrong_method_is_told_the_right_one(server: Running) -> None:
+    assert "it takes POST" in check_error(server.http.get("/v1/completions"), 405)["message"]

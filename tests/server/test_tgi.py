@@ -178,9 +178,3 @@ def test_info_and_chat_tokenize(server: Running) -> None:
     for place in reply["tokenize_response"]:
         assert text[place["start"] : place["stop"]] == place["text"]
     assert server.http.post("/chat_tokenize", json={"messages": []}).status_code == 422
-
-
-def test_the_body_that_sglang_takes_on_this_path_is_told_where_to_go(server: Running) -> None:
-    body = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8}}
-    refused = server.http.post("/generate", json=body)
-    assert refused.status_code == 422 and "/v1/completions" in refused.json()["error"]

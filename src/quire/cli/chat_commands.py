@@ -20,7 +20,7 @@ class CommandResult:
 def run_command(line: str, chat: Conversation) -> CommandResult:
     """Run one command. If it raises, nothing has changed."""
     name, _, rest = line.partition(" ")
-    command = COMMANDS.get(name)
+    command = COMMANDS.get(SYNONYMS.get(name, name))
     if command is None:
         raise UsageError(f"there is no command `{name}`", nearest(name, COMMANDS) or "/help lists them")
     return command.act(chat, rest.strip())
@@ -112,3 +112,5 @@ COMMANDS = {
     "/load": Command("FILE", "go on from a file", _load),
     "/quit": Command("", "leave", _quit),
 }
+
+SYNONYMS = {"/?": "/help", "/bye": "/quit", "/exit": "/quit"}  # as in Ollama and llama-cli

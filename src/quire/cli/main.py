@@ -2,6 +2,7 @@
 
 A command is a module with `run(argv) -> exit status`. Only the requested one is imported."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ examples:
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,9 +61,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*error.args, file=sys.stderr)  # what is kept, where a command says so
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's own flush at the end has somewhere to go
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _drop_output()
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     return status
+
+
+def _drop_output() -> None:
+    """So that Python's own flush at the end has somewhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -43,7 +43,7 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
         help="how its weights are stored, for --shape and config.json (default: as the latter says)",
     )
     parser.add_argument("--quantization", choices=QUANTIZE, help="as `quire serve` has it")
-    parser.add_argument("--hardware", metavar="NAME", help="another machine than this one")
+    parser.add_argument("--hardware", "--gpu", metavar="NAME", help="another machine than this one")
     if several_degrees:
         words = "devices that share every matrix; several, as 2,4,8: a table of what each would gain"
         parser.add_argument(*TP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
@@ -143,22 +143,24 @@ def hardware_called(name: str, *, measure_again: bool = False) -> "Hardware":
 
     if name != THIS:
         return find_hardware(name)
-    from quire.planning.this_machine import this_machine
+    from quire.planning.this_machine import load_while_measured, this_machine
 
     kept = cache_dir() / "machine.json"
     if measure_again or not kept.exists():
         print("measuring this machine (a few seconds, once)", file=sys.stderr)
-        warn_if_busy("--measure")
-    return this_machine(kept, measure_again=measure_again)
+    hardware = this_machine(kept, measure_again=measure_again)
+    if (load := load_while_measured(kept)) is not None:
+        warn_if_busy("--measure", load)
+    return hardware
 
 
-def warn_if_busy(flag: str) -> None:
-    """`flag`: what measures again."""
-    load, num_cpus = getloadavg()[0], available_cpus()
+def warn_if_busy(flag: str, load: float | None = None) -> None:
+    """`flag`: what measures again. `load`: programs that ran at the time; without it, those that run now."""
+    load, num_cpus = getloadavg()[0] if load is None else load, available_cpus()
     if load > 0.5 * num_cpus:
         print(
-            f"warning: {load:.1f} programs run on {num_cpus} CPUs, so that what is measured now is too slow; measure "
-            f"again with {flag} when it is idle",
+            f"warning: this machine is measured while {load:.1f} programs run on its {num_cpus} CPUs, and so too slow; "
+            f"measure again with {flag} when it is idle",
             file=sys.stderr,
         )
 

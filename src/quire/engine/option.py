@@ -12,9 +12,14 @@ def option(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": help, **more})
 
 
-def check_minimums(options: Any) -> None:
+def check_bounds(options: Any) -> None:
+    """Raises BadRequest for a field that is below the `minimum`, or above the `maximum`, in its metadata."""
     for name, value, minimum in below_minimum(options):
         raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
+    for spec in fields(options):
+        maximum, value = spec.metadata.get("maximum"), getattr(options, spec.name)
+        if maximum is not None and value is not None and value > maximum:
+            raise BadRequest(f"{spec.name} is {value}", f"{spec.name} must be at most {maximum}", param=spec.name)
 
 
 def below_minimum(options: Any) -> Iterator[tuple[str, float, float]]:

@@ -11,7 +11,7 @@ from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
 from quire.core.transfer_config import TransferConfig, read_transfer_config
 from quire.engine.generation_advice import check_generation_override
-from quire.engine.option import check_minimums, named_values, option
+from quire.engine.option import check_bounds, named_values, option
 from quire.engine.peers import PEER_OPTIONS
 from quire.engine.peers.kinds import Renamed, translate, warning
 from quire.engine.placement import check_placement
@@ -292,7 +292,7 @@ class EngineOptions:
     )
 
     def __post_init__(self) -> None:
-        check_minimums(self)
+        check_bounds(self)
         named_values(self.lora_modules, "lora_modules", "PATH")
         check_placement(self)
         check_tiers(self)

@@ -22,7 +22,8 @@ LIMIT_FIELDS = (
     "n_predict",
 )
 SCHEMA_FIELDS = ("response_format", "structured_outputs", "guided_json", "format")
-NESTED_FIELDS = ("options", "parameters")  # of Ollama; of TGI and KServe: limits may stand in them
+SGLANG_PROMPTS = ("text", "input_ids")  # of its /generate
+NESTED_FIELDS = ("options", "parameters", "sampling_params")  # of Ollama; of TGI and KServe; of SGLang: limits in them
 RARE_SCALARS = ("n", "best_of", "priority", "user", "cache_salt", "previous_response_id")
 RARE_FIELDS = frozenset({"tools", *SCHEMA_FIELDS, *RARE_SCALARS})
 SCALARS = frozenset({"model", *LIMIT_FIELDS, *RARE_SCALARS})
@@ -32,6 +33,7 @@ MAX_MODEL_NAME = 512  # characters
 
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_listed = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 class RequestFacts(msgspec.Struct):
@@ -85,15 +87,26 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
     facts.prompt = b"".join([fields[name] for name in PROMPT_FIELDS if name in fields])
     if "prompt" in fields:
         facts.n = _num_prompts(fields["prompt"])
+    if path == "/generate":
+        _read_sglang(facts, fields)
     if not fields.keys().isdisjoint(RARE_FIELDS):
         _read_rare(facts, fields, values)
     return facts
 
 
+def _read_sglang(facts: RequestFacts, fields: dict[str, Any]) -> None:
+    prompts = [fields[name] for name in SGLANG_PROMPTS if name in fields]
+    facts.prompt += b"".join(prompts)
+    facts.n *= max(map(_num_prompts, prompts), default=1)
+    if "sampling_params" in fields:
+        params = _nested(fields["sampling_params"])
+        facts.n *= max([_count({"n": _value("n", each["n"])}, "n") or 1 for each in params if "n" in each], default=1)
+
+
 def _max_tokens(fields: dict[str, Any], values: dict[str, Any]) -> int | None:
     """The largest of its limits: which of them counts, a worker knows."""
     limits = [_count(values, name) for name in LIMIT_FIELDS if name in values]
-    for nested in [_nested(fields[name]) for name in NESTED_FIELDS if name in fields]:
+    for nested in [each for name in NESTED_FIELDS if name in fields for each in _nested(fields[name])]:
         inner = {name: _value(name, nested[name]) for name in LIMIT_FIELDS if name in nested}
         limits += [_count(inner, name) for name in inner]
     return max([limit for limit in limits if limit is not None], default=None)
@@ -144,11 +157,12 @@ def _count(values: dict[str, Any], name: str) -> int | None:
     return min(value, MAX_COUNT) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _nested(raw: msgspec.Raw) -> dict[str, Any]:
+def _nested(raw: msgspec.Raw) -> list[dict[str, Any]]:
+    """The fields of an object, or of each in a list of them."""
     try:
-        return _fields.decode(raw)
+        return _listed.decode(raw) if bytes(raw)[:1] == b"[" else [_fields.decode(raw)]
     except (msgspec.MsgspecError, RecursionError):
-        return {}
+        return []
 
 
 def _value(name: str, raw: msgspec.Raw) -> Any:

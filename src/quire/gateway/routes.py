@@ -21,15 +21,16 @@ GENERATE_PATHS = [
 ENCODE_PATHS = [
     "/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking",
     "/reranking", "/v1/score", "/score", "/api/embed", "/api/embeddings",
-    "/embedding",
+    "/embedding", "/pooling",
 ]
 TOKENS_PATHS = [
     "/tokenize", "/detokenize", "/chat_tokenize", "/apply-template", "/api/show",
-    "/v1/messages/count_tokens", "/v1/responses/input_tokens",
+    "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/tokenize", "/v1/detokenize",
 ]
 ANY_PATHS = [
     "/info", "/props", "/tokenizer_info", "/api/version", "/api/ps",
-    "/v2", "/v2/health/live", "/v2/health/ready",
+    "/v2", "/v2/health/live", "/v2/health/ready", "/get_model_info", "/model_info",
+    "/get_server_info", "/server_info", "/health_generate",
 ]
 # fmt: on
 

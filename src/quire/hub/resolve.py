@@ -85,7 +85,7 @@ def _unknown(name: str, path: Path, hub_reason: str, hub_hint: str = "") -> Unkn
         hub_reason,
     ]
     lines = "".join(f"\n  {number}. {line}" for number, line in enumerate(tried, 1))
-    known = [*ALIASES, *(model.name for model in cached_models())]
+    known = dict.fromkeys((*ALIASES, *(model.name for model in cached_models())))  # a downloaded alias is in both
     near = nearest(name.lower(), known, n=3)
     hint = f"did you mean {' or '.join(f'`{other}`' for other in near)}?" if near else hub_hint
     return UnknownModel(

@@ -1,12 +1,14 @@
 """This machine as a row of hardware: what its kernels reach, measured in a few seconds and kept."""
 
 import json
+import logging
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from os import getloadavg
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from quire.ops.tensors import F16, F32, Q8_0, StorageType, StoredTensor
 from quire.planning.hardware import Hardware
 from quire.runtime.available_memory import available_memory
 
+log = logging.getLogger(__name__)
+
 SIZE, NUM_MATRICES = 2048, 24  # 24 matrices of 8 bits are 107 MB: more than caches hold
 ROWS = 256  # tokens of the step that is bound by compute
 REPEATS = 5
@@ -29,9 +33,13 @@ def this_machine(kept: Path, *, measure_again: bool = False) -> Hardware:
     if not measure_again and (row := machine_as_kept(kept)) is not None:
         return row
     threads = NativeOps().threads
-    rates = {**measure(threads), "process_bytes": float(engine_process_bytes() or 0)}
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps({**_read(kept), _key(threads): rates}, indent=2))
+    load = getloadavg()[0]
+    rates = {**measure(threads), "process_bytes": float(engine_process_bytes() or 0), "load": load}
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({**_read(kept), _key(threads): rates}, indent=2))
+    except OSError as error:
+        log.warning("what was measured cannot be kept in %s: %s", kept, error.strerror)
     return _row(threads, rates)
 
 
@@ -40,6 +48,11 @@ def machine_as_kept(kept: Path) -> Hardware | None:
     threads = NativeOps().threads
     rates = _read(kept).get(_key(threads))
     return None if rates is None else _row(threads, rates)
+
+
+def load_while_measured(kept: Path) -> float | None:
+    """Programs that ran when this machine was measured, or None if that is not known."""
+    return _read(kept).get(_key(NativeOps().threads), {}).get("load")
 
 
 def _key(threads: int) -> str:

@@ -1,6 +1,5 @@
 """The HTTP application: which path leads to which endpoint, and the middleware around them."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -12,11 +11,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.core.errors import QuireError
+from quire.core.nearest import nearest
 from quire.server.access.keys import KeyRing
 from quire.server.access.metered import MeteredModels
 from quire.server.access.quota import RATE_HEADERS
 from quire.server.app_state import AppState
-from quire.server.dialects import DIALECTS, load
+from quire.server.dialects import DIALECTS, load, readers
 from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.generate import generation_route
 from quire.server.dialects.openai.shapes import error_body
@@ -75,7 +75,7 @@ class RouteTable:
         self.routes: list[Route] = []
         self.error_shapes: dict[str, ErrorShape] = {}  # path -> shape, for paths of a dialect
         self._prefix_shapes: dict[str, ErrorShape] = {}  # path prefix -> shape
-        self._parsers: dict[str, Callable[..., Any]] = {}  # path -> parser of its body
+        self._readers = readers()
         for dialect in map(load, DIALECTS):  # first: Starlette tries routes in this order
             self._add(dialect, state)
         self.routes += [
@@ -92,10 +92,10 @@ class RouteTable:
         self.routes.append(Route("/openapi.json", self.openapi))
 
     def _add(self, dialect: Dialect, state: AppState) -> None:
-        self._parsers |= dialect.parsers
         routes = [
-            Route(path, generation_route(state, dialect, parse), methods=["POST"])
-            for path, parse in dialect.parsers.items()
+            Route(path, generation_route(state, self._readers[path]), methods=["POST"])
+            for path in dialect.parsers
+            if self._readers[path][-1][0] is dialect
         ]
         routes += dialect.routes(state)
         self.routes += routes
@@ -105,22 +105,31 @@ class RouteTable:
 
     @responses({JSON: dict[str, Any]})
     async def openapi(self, http: Request) -> Response:
-        return json_response(openapi(self.routes, self._parsers, self.error_shapes, error_body))
+        return json_response(openapi(self.routes, self._readers, self.error_shapes, error_body))
 
     async def not_routed(self, http: Request, error: Exception) -> Response:
         """Starlette found no endpoint for the path and the method."""
         assert isinstance(error, HTTPException)
         path = http.url.path
         shapes = (shape for prefix, shape in self._prefix_shapes.items() if path.startswith(prefix))
-        response = error_response(_quire_error(http, error), self.error_shapes.get(path, next(shapes, error_body)))
+        response = error_response(self._not_routed(http, error), self.error_shapes.get(path, next(shapes, error_body)))
         response.headers.update(error.headers or {})
         return response
 
+    def _not_routed(self, http: Request, error: HTTPException) -> QuireError:
+        path = http.url.path
+        what = f"{http.method} {path}"
+        if error.status_code == 405:
+            taken = (error.headers or {}).get("Allow", "").replace("GET, HEAD", "GET")
+            return MethodNotAllowed(f"{what}: this path does not take {http.method}", f"it takes {taken}")
+        if error.status_code == 404:
+            return UnknownPath(f"{what}: there is nothing here", self._near(path))
+        raise AssertionError(f"unexpected HTTP status {error.status_code}") from error
 
-def _quire_error(http: Request, error: HTTPException) -> QuireError:
-    what = f"{http.method} {http.url.path}"
-    if error.status_code == 405:
-        return MethodNotAllowed(f"{what}: this path does not take {http.method}")
-    if error.status_code == 404:
-        return UnknownPath(f"{what}: there is nothing here", "the routes are listed in docs/http.md")
-    raise AssertionError(f"unexpected HTTP status {error.status_code}") from error
+    def _near(self, path: str) -> str:
+        """A hint of what was meant: often `/v1` is in the client's address once too often, or is missing."""
+        known = [route.path for route in self.routes if "{" not in route.path and route.path != "/"]
+        bare = path.rstrip("/").removeprefix("/v1")
+        moved = next((each for each in (bare, f"/v1{bare}") if each != path and each in known), "")
+        near = [moved] if moved else nearest(path, known, cutoff=0.75)
+        return f"did you mean {near[0]}?" if near else "the routes are listed in docs/http.md"

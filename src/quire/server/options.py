@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.watermark import DEFAULT_DELTA, DEFAULT_GAMMA, DEFAULT_KEY, Watermark
-from quire.engine.option import check_minimums, named_values, option
+from quire.engine.option import check_bounds, named_values, option
 from quire.text.reasoning import NAMES as REASONING_PARSERS
 from quire.text.tools.formats import NAMES as TOOL_PARSERS
 
@@ -25,7 +25,7 @@ class ServerOptions:
         "so opening it to other machines (0.0.0.0) is your decision",
         metavar="ADDRESS",
     )
-    port: int = option(8000, "port to listen on; 0 takes any free one", minimum=0)
+    port: int = option(8000, "port to listen on; 0 takes any free one", minimum=0, maximum=65535)
     uds: str | None = option(None, "listen on this unix socket instead", metavar="PATH")
     models: list[str] = field(
         default_factory=list,
@@ -180,7 +180,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         _ = self.watermark, self.template_defaults  # raise where they are wrong
         named_models(self.models)
-        check_minimums(self)
+        check_bounds(self)
         if self.decode_engines > 1 and not self.prefill_engines:
             raise BadRequest(
                 f"decode_engines is {self.decode_engines}, and there are no prefill engines",

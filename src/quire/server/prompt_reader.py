@@ -6,7 +6,7 @@ from quire.client.prompt import Prompter
 from quire.client.service import ModelInfo
 from quire.core.errors import QuireError
 from quire.hub import resolve_model
-from quire.server.dialects import DIALECTS, load
+from quire.server.dialects import reader_of, readers
 from quire.server.dialects.dialect import Context
 from quire.text.tokenizers.segments import SegmentedTokenizer
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ class PromptReader:
         info = ModelInfo("", UNBOUNDED, UNBOUNDED, 0, 0, 0, 0)
         self._context = Context(info, tokenizer)
         self._prompter = Prompter(tokenizer, UNBOUNDED, UNBOUNDED)
-        self._parsers = {path: parse for name in DIALECTS for path, parse in load(name).parsers.items()}
+        self._readers = readers()
 
     @classmethod
     def load(cls, model: str) -> "PromptReader":
@@ -34,5 +34,7 @@ class PromptReader:
 
     def ids(self, path: str, body: bytes) -> list[int]:
         """The ids of a body's first prompt. Raises QuireError for a body that the server would refuse."""
-        parse = self._parsers.get(path)
-        return self._prompter.encode(parse(body, self._context).requests[0]) if parse is not None else []
+        if (several := self._readers.get(path)) is None:
+            return []
+        _, parse = reader_of(body, several)
+        return self._prompter.encode(parse(body, self._context).requests[0])

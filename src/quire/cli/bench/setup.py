@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 _SERVING_ONLY = ("served_model_name", "max_queued_requests", *ENGINES, *GENERATION, *LORA)
 
 
+def add_json_flag(parser: Parser) -> None:
+    """As other commands have it."""
+    help_text = "the same as --output-json -"
+    parser.add_argument(
+        "--json", dest="output_json", action="store_const", const="-", default=argparse.SUPPRESS, help=help_text
+    )
+
+
 def add_engine_flags(parser: Parser, skip: Collection[str] = ()) -> None:
     """`skip`: options that the benchmark sets itself."""
     add_model_flag(parser)

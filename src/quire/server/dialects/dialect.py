@@ -87,13 +87,20 @@ def model_field(body: bytes) -> str | None:
     return None if name in _PLACEHOLDERS else name
 
 
+Parse = Callable[[bytes, Context], Call]
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     name: str
-    # Path -> parser of the bodies posted there. A parameter `model` in a path names the model.
-    parsers: Mapping[str, Callable[[bytes, Context], Call]]
+    parsers: Mapping[str, Parse]  # path -> parser of the bodies posted there; a parameter `model` names the model
     wire: WireFormat
+    # Whether a body at a path that another dialect has, too, is of this one; the last dialect takes all others.
+    claims: Callable[[bytes], bool] = lambda body: True
     model: Callable[[bytes], str | None] = model_field  # the model that a body asks for; None: the first one
     json_only: bool = True  # a body whose Content-Type is not JSON is refused
     path_prefix: str = ""  # unknown paths below it are answered in this dialect
     routes: Callable[["AppState"], list[Route]] = lambda state: []  # routes that do not generate
+
+
+Reader = tuple[Dialect, Parse]

@@ -3,8 +3,9 @@
 Leaving a handler, for any reason, closes the streams, and that cancels the requests."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
@@ -15,9 +16,10 @@ from quire.core.errors import BadRequest
 from quire.server.access.request_context import current_request_context, current_tenant
 from quire.server.access.resumption import RESUME_HEADER, unwrap
 from quire.server.app_state import AppState
+from quire.server.dialects import reader_of
 from quire.server.dialects.call_events import CallFrames, consume
 from quire.server.dialects.completion import Completion, CompletionSample
-from quire.server.dialects.dialect import Call, Context, Dialect
+from quire.server.dialects.dialect import Call, Context, Dialect, Parse, Reader
 from quire.server.dialects.request_size import MAX_LOGPROBS_OF_ANSWER, check_prompts, num_logprobs
 from quire.server.http.body import in_thread_if_large, read_body
 from quire.server.http.event_stream import FrameStream, unless_disconnected
@@ -34,16 +36,25 @@ AnyCall = TypeVar("AnyCall", bound=Call)
 INLINE_LOGPROBS = 1 << 12  # an answer with more is written in a thread, so that other streams go on
 
 
-def generation_route(state: AppState, dialect: Dialect, parse: Callable[[bytes, Context], Call]) -> Endpoint:
+def generation_route(state: AppState, several: Sequence[Reader]) -> Endpoint:
+    """`several`: the dialects that have the path."""
+    last = several[-1][0]
+
     async def handle(http: Request) -> Response:
-        body = await read_body(http, state.options.max_body_bytes, dialect.json_only)
+        body = await read_body(http, state.options.max_body_bytes, last.json_only)
         if RESUME_HEADER in http.headers:
             body = _begin_resumption(body)
+        dialect, parse = reader_of(body, several)
+        if dialect is last:
+            return await answer(http, dialect, parse, body)
+        return await with_wire_errors(partial(answer, dialect=dialect, parse=parse, body=body), dialect.wire)(http)
+
+    async def answer(http: Request, dialect: Dialect, parse: Parse, body: bytes) -> Response:
         model = http.path_params.get("model") or await in_thread_if_large(body, dialect.model, body)
         service, call = await parse_call(state.models, state.options, model, body, parse)
         return await respond(http, dialect.wire, service, call, state.options.sse_keep_alive)
 
-    return with_wire_errors(handle, dialect.wire)
+    return with_wire_errors(handle, last.wire)
 
 
 async def parse_call(

@@ -26,7 +26,9 @@ from quire.server.options import ServerOptions
 log = logging.getLogger("quire.server")
 
 # Need no key: probes and scrapers have none.
-OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS = frozenset(
+    {"/health", "/v1/health", "/health_generate", "/ping", "/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
+)
 OPEN_PAGE = re.compile(r"/(page/.*)?")  # GET of the web page, which asks its user for a key
 MAX_BODIES = 16  # bodies of maximum size that all requests in flight may hold together
 IGNORED_HEADER = "x-quire-ignored"  # parts of the body that have no effect, such as tools that OpenAI would run

@@ -1,7 +1,7 @@
 """/openapi.json, made from the types that decode bodies and encode responses."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
@@ -61,17 +61,18 @@ def _describe(**values: Any) -> Callable[[Described], Described]:
 
 def openapi(
     routes: Iterable[Route],
-    parsers: Mapping[str, Callable[..., Any]],
+    readers: Mapping[str, Sequence[tuple[Any, Callable[..., Any]]]],
     shapes: Mapping[str, ErrorShape],
     default_shape: ErrorShape,
 ) -> dict[str, Any]:
-    """`parsers`: path -> parser of its body, where the endpoint has no decorators. `shapes`: path -> its errors."""
+    """`readers`: path -> dialects with the parsers of its bodies, where the endpoint has no decorators. `shapes`: path
+    -> its errors."""
     operations: list[tuple[Route, str, Operation, Any]] = []
     for route in routes:
         error = get_type_hints(shapes.get(route.path, default_shape))["return"]
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            function = parsers.get(route.path, route.endpoint) if method == "POST" else route.endpoint
-            operations.append((route, method, getattr(function, _OPERATION, None) or Operation(), error))
+            functions = [parse for _, parse in readers.get(route.path, ()) if method == "POST"] or [route.endpoint]
+            operations.append((route, method, _either(functions), error))
     schemas = _Schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
     for route, method, operation, error in operations:
@@ -86,15 +87,38 @@ def openapi(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """Types of dialects that share a path. msgspec has no unions of types that carry no tag."""
+
+    kinds: tuple[Any, ...]
+
+
+def _either(functions: Sequence[Callable[..., Any]]) -> Operation:
+    """What is said of one function, or of several that share a route."""
+    several = [getattr(function, _OPERATION, None) or Operation() for function in functions]
+    if len(several) == 1:
+        return several[0]
+    media_types = dict.fromkeys(media_type for each in several for media_type in each.responses)
+    return Operation(
+        body=AnyOf(tuple(each.body for each in several)),
+        responses={
+            media_type: AnyOf(tuple(each.responses[media_type] for each in several if media_type in each.responses))
+            for media_type in media_types
+        },
+    )
+
+
 class _Schemas:
     """The schemas of all types that the operations name."""
 
     def __init__(self, operations: Iterable[tuple[Route, str, Operation, Any]]) -> None:
         self._types: list[Any] = []
         for _, _, operation, error in operations:
-            for kind in (operation.body, *operation.responses.values(), *operation.query.values(), error):
-                if kind is not None and kind not in self._types:
-                    self._types.append(kind)
+            for described in (operation.body, *operation.responses.values(), *operation.query.values(), error):
+                for kind in described.kinds if isinstance(described, AnyOf) else (described,):
+                    if kind is not None and kind not in self._types:
+                        self._types.append(kind)
         self._schemas, self.components = msgspec.json.schema_components(self._types, ref_template=_REFERENCE)
         for _, _, operation, _ in operations:
             for name, values in operation.only.items():
@@ -102,6 +126,8 @@ class _Schemas:
                 body["properties"][name] = {"enum": [None, *values], "default": None}
 
     def of(self, kind: Any) -> dict[str, Any]:
+        if isinstance(kind, AnyOf):
+            return {"anyOf": [self.of(each) for each in kind.kinds]}
         return self._schemas[self._types.index(kind)]
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as at OpenAI."""
+"""POST /v1/embeddings, as at OpenAI, and /pooling, as in vLLM."""
 
 import asyncio
 import base64
@@ -14,7 +14,7 @@ from starlette.routing import Route
 from quire.client.embed_request import EmbedRequest, Text
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
-from quire.server.dialects.fields import Int, new_id
+from quire.server.dialects.fields import Int, created_now, new_id
 from quire.server.http.body import decode, in_thread_if_large, read_body, texts_or_ids
 from quire.server.http.event_stream import unless_disconnected
 from quire.server.http.openapi import JSON, request_body, responses
@@ -37,6 +37,10 @@ class EmbeddingsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     request_id: str | None = None
 
 
+class PoolingBody(EmbeddingsBody, kw_only=True, forbid_unknown_fields=True):
+    task: Literal["embed"] | None = None
+
+
 class Embedding(Struct):
     index: int
     embedding: list[float] | str
@@ -55,7 +59,23 @@ class EmbeddingList(Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
+class Pooled(Struct):
+    index: int
+    data: list[float] | str
+    object: str = "pooling"
+
+
+class PooledList(Struct, kw_only=True):
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: EmbeddingUsage
+
+
 _decoder = msgspec.json.Decoder(EmbeddingsBody)
+_pooling = msgspec.json.Decoder(PoolingBody)
 
 
 class EmbeddingRoutes:
@@ -63,7 +83,10 @@ class EmbeddingRoutes:
         self._state = state
 
     def routes(self) -> list[Route]:
-        return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
+        return [
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/pooling", self.pooling, methods=["POST"]),
+        ]
 
     @request_body(EmbeddingsBody)
     @responses({JSON: EmbeddingList})
@@ -71,9 +94,19 @@ class EmbeddingRoutes:
         body = await read_body(http, self._state.options.max_body_bytes)
         return json_response(await unless_disconnected(http.receive, embed(self._state.models, body)))
 
+    @request_body(PoolingBody)
+    @responses({JSON: PooledList})
+    async def pooling(self, http: Request) -> Response:
+        body = await read_body(http, self._state.options.max_body_bytes)
+        made = await unless_disconnected(http.receive, embed(self._state.models, body, _pooling))
+        data = [Pooled(each.index, each.embedding) for each in made.data]
+        return json_response(
+            PooledList(id=new_id("pool"), created=created_now(), model=made.model, data=data, usage=made.usage)
+        )
 
-async def embed(models: "Models", body: bytes) -> EmbeddingList:
-    given = await in_thread_if_large(body, decode, body, _decoder)
+
+async def embed(models: "Models", body: bytes, decoder: "msgspec.json.Decoder[Any]" = _decoder) -> EmbeddingList:
+    given: EmbeddingsBody = await in_thread_if_large(body, decode, body, decoder)
     texts = _texts(given.input)
     service = (await models.find(given.model)).service
     request = EmbedRequest(

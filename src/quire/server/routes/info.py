@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class ModelCard(Struct, kw_only=True):
-    """The fields of OpenAI and vLLM, and those of Anthropic: `type`, `display_name` and `created_at`."""
+    """The fields of OpenAI and vLLM, and those of Anthropic: `type`, `display_name`, `created_at` and
+    `max_input_tokens`."""
 
     id: str
     object: str = "model"
@@ -32,6 +33,7 @@ class ModelCard(Struct, kw_only=True):
     root: str
     parent: str | None
     max_model_len: int | None
+    max_input_tokens: int | None
     task: str | None
     default_sampling_params: dict[str, Any] | None  # of requests that leave them out: what the model advises
 
@@ -93,6 +95,7 @@ class InfoRoutes:
             root=model.adapter_of or model.name,
             parent=model.adapter_of or None,
             max_model_len=model.info.max_model_len if model.info else None,
+            max_input_tokens=model.info.max_model_len if model.info else None,
             task=model.info.task if model.info else None,
             default_sampling_params=model.info.generation.as_dict() if model.info else None,
         )

@@ -63,6 +63,7 @@ class Tokenized(Struct, kw_only=True):
 class Detokenized(Struct):
     prompt: str
     content: str  # the prompt, as clients of llama-server call it
+    text: str  # the prompt, as clients of SGLang call it
 
 
 _tokenize = msgspec.json.Decoder(TokenizeBody)
@@ -79,6 +80,8 @@ class TokenizerRoutes:
         return [
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/v1/tokenize", self.tokenize, methods=["POST"]),  # SGLang's paths
+            Route("/v1/detokenize", self.detokenize, methods=["POST"]),
             Route("/tokenizer_info", self.info),
         ]
 
@@ -106,7 +109,7 @@ class TokenizerRoutes:
 
         def detokenized() -> Response:
             text = _decoded(tokenizer, body.tokens, vocab_size)
-            return json_response(Detokenized(text, text))
+            return json_response(Detokenized(text, text, text))
 
         return await asyncio.to_thread(detokenized)
 

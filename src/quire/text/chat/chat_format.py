@@ -56,7 +56,9 @@ class ChatFormat:
 
     def template_tools(self, use: ToolParams) -> list[dict[str, Any]] | None:
         """The template's variable `tools`."""
-        return use.tools if use.active and self.has_tools else None
+        if not (use.active and self.has_tools):
+            return None
+        return list(map(_described, use.tools)) if self.traits.needs_description else use.tools
 
     @property
     def short_ids(self) -> bool:
@@ -101,6 +103,10 @@ class ChatFormat:
         """Whether answers have harmony's channels. Forced calls are not read in them."""
         called = use.active and self.tools is formats.FORMATS["openai"]
         return called or self.reasoning is reasoning.FORMATS["openai_gptoss"]
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {"description": "", **tool["function"]}}
 
 
 def _without_developer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,18 +13,16 @@ _KEY, _VALUE, _SYSTEM = "probe_key", "probe_value", "probe system"
 _RESULT = "probe result"
 _USER = {"role": "user", "content": "probe user"}
 _IDS = ("probe1234", "probe5678")  # nine characters, as Mistral's templates demand
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": PROBE_NAME,
-        "description": "probe",
-        "parameters": {
-            "type": "object",
-            "properties": {_KEY: {"type": "string", "description": "probe"}},
-            "required": [_KEY],
-        },
+_FUNCTION = {
+    "name": PROBE_NAME,
+    "description": "probe",
+    "parameters": {
+        "type": "object",
+        "properties": {_KEY: {"type": "string", "description": "probe"}},
+        "required": [_KEY],
     },
 }
+_TOOL = {"type": "function", "function": _FUNCTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class TemplateTraits:
     result_role: str = "tool"  # of a message with the result of a call
     text_arguments: bool = False  # arguments of tool calls are JSON text, not objects
     null_content: bool = False  # calls are shown only beside a content that is null
+    needs_description: bool = False  # a tool without a description is refused
     rendered: str = ""  # what became of a tool call and of the prompt for an answer: its markers are those of the model
 
 
@@ -53,8 +52,21 @@ def template_traits(source: str) -> TemplateTraits:
             both = _render(template, _conversation(text_arguments, null_content, 2), [_TOOL])
             one_call = both is None or _num_calls(both) < 2
             role = "tool" if _RESULT in shown else _result_role(template)
-            return TemplateTraits(has_system, True, one_call, role, text_arguments, null_content, plain + shown)
-    return TemplateTraits(has_system, False, result_role=_result_role(template), rendered=plain)
+            needs = _needs_description(template)
+            return TemplateTraits(has_system, True, one_call, role, text_arguments, null_content, needs, plain + shown)
+    return TemplateTraits(
+        has_system,
+        False,
+        result_role=_result_role(template),
+        needs_description=_needs_description(template),
+        rendered=plain,
+    )
+
+
+def _needs_description(template: ChatTemplate) -> bool:
+    function = {name: value for name, value in _FUNCTION.items() if name != "description"}
+    bare = {**_TOOL, "function": function}
+    return _render(template, [_USER], [_TOOL]) is not None and _render(template, [_USER], [bare]) is None
 
 
 def _result_role(template: ChatTemplate) -> str:

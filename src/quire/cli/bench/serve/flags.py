@@ -11,6 +11,7 @@ from quire.cli.parser import UsageError, nearest
 from quire.engine.option import option
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+ENDPOINTS |= dict.fromkeys(("sglang", "llama.cpp", "lmdeploy"), "/v1/completions")
 DATASETS = ("random", "prefix_repetition", "sharegpt", "custom", "burstgpt", "trace", "simulated")
 SYNONYMS = {"shared-prefix": "prefix_repetition", "shared_prefix": "prefix_repetition"}
 SYNONYMS |= {"prefix-repetition": "prefix_repetition", "timed_trace": "trace"}

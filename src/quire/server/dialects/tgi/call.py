@@ -3,7 +3,6 @@
 from math import inf
 
 from quire.client.generate_request import GenerateRequest
-from quire.core.errors import BadRequest
 from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import new_id
@@ -25,7 +24,7 @@ from quire.text.tokenizers.detokenizer import Detokenizer
 @request_body(TgiGenerateBody)
 @responses({JSON: TgiResponse})
 def parse_generate(body: bytes, context: Context) -> "GenerateCall":
-    return _call(_decode(body), context, stream=False)
+    return _call(decode(body, decoder), context, stream=False)
 
 
 @request_body(TgiGenerateBody)
@@ -39,19 +38,6 @@ def parse_generate_stream(body: bytes, context: Context) -> "GenerateCall":
 def parse_either(body: bytes, context: Context) -> "GenerateCall":
     given = decode(body, decoder)
     return _call(given, context, stream=bool(given.stream), listed=True)
-
-
-def _decode(body: bytes) -> TgiGenerateBody:
-    try:
-        return decode(body, decoder)
-    except BadRequest:
-        if b'"inputs"' not in body and b'"text"' in body:
-            raise BadRequest(
-                "`inputs` is missing: this is the /generate of Text Generation Inference, and not SGLang's",
-                "send `text` as `prompt`, and the fields of sampling_params beside it, to /v1/completions",
-                param="inputs",
-            ) from None
-        raise
 
 
 def _call(body: TgiGenerateBody, context: Context, stream: bool, listed: bool = False) -> "GenerateCall":
