@@ -22,7 +22,6 @@ from quire.ops.gpu.sampling.sampler import EDIT_FEATURES, DeviceSampler, padded
 from quire.ops.gpu.tree_steps import TreeSteps
 from quire.ops.opset import GrownTree, Int32, StepBatch, TreeRoots, TreeShape, VerifiedLines
 
-
 MAX_NEW_TOKENS = 8  # of a sequence on average, that a chain of fewer drafts reads first
 
 
