@@ -25,7 +25,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.machine import describe
-from benchmarks.speculation_gpu import PROMPT, write_head, write_target
+from benchmarks.speculation_gpu import PROMPT, synthetic, write_head, write_target
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
@@ -47,7 +47,7 @@ def new_engine(folder: Path, args: argparse.Namespace) -> Engine:
     most = max(args.sequences)
     config: dict[str, Any] = {
         "method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": args.drafts,
-        "rejection_sample_method": "synthetic", "synthetic_acceptance_length": args.length,
+        **synthetic(args),
     }  # fmt: skip
     if args.fixed:
         config["num_speculative_tokens_per_batch_size"] = [[1, most, args.drafts]]
@@ -285,6 +285,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--length", type=float, default=2.9, help="tokens of a step, on average")
+    parser.add_argument("--rates", type=float, nargs="+", help="instead: that all drafts up to each are accepted")
     parser.add_argument("--fixed", action="store_true", help="drafts at all sizes, whether they pay or not")
     parser.add_argument("--quantization", choices=["fp8"])
     parser.add_argument("--kernels", type=int, default=14, help="how many are listed of each part")

@@ -1,6 +1,6 @@
 """What drafts give on a GPU: a model's shape with random weights and a head whose drafts are accepted as often as told.
 
-    python -m benchmarks.speculation_gpu [--length 2.9] [--drafts 3] [--sequences 1 64 256] [--quantization fp8]
+    python -m benchmarks.speculation_gpu [--length 2.9 | --rates 0.79 0.62 0.49] [--drafts 3] [--sequences 1 64 256]
     python -m benchmarks.speculation_gpu --tree-nodes 32 --sequences 1 8      milliseconds of steps with trees
 
 The shape of Llama 3.1 8B and that of an EAGLE-3 head for it. Acceptance is synthetic: the tokens are not the model's,
@@ -95,6 +95,12 @@ def measure(folder: Path, args: argparse.Namespace, config: dict[str, Any] | Non
     return found
 
 
+def synthetic(args: argparse.Namespace) -> dict[str, Any]:
+    """How drafts are accepted. At a length, the last drafts may never be: 2.9 of 3 are rates of 1, 0.9 and 0."""
+    told = {"synthetic_acceptance_rates": args.rates} if args.rates else {"synthetic_acceptance_length": args.length}
+    return {"rejection_sample_method": "synthetic", **told}
+
+
 def configs(args: argparse.Namespace, head: str) -> dict[str, dict[str, Any] | None]:
     """The two engines that are compared, by name."""
     chain: dict[str, Any] = {"method": "eagle3", "model": head, "num_speculative_tokens": args.drafts}
@@ -103,7 +109,7 @@ def configs(args: argparse.Namespace, head: str) -> dict[str, dict[str, Any] | N
         sizes = [1, max(args.sequences)]
         tree = {**chain, "tree_nodes": args.tree_nodes, per_batch_size: [[*sizes, args.tree_nodes]]}
         return {"chains": {**chain, per_batch_size: [[*sizes, args.drafts]]}, "trees": tree}
-    accepted = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": args.length}
+    accepted = synthetic(args)
     fixed = {per_batch_size: [[1, max(args.sequences), args.drafts]]} if args.fixed else {}
     return {"without": None, "with": {**chain, **accepted, **fixed}}
 
@@ -111,6 +117,7 @@ def configs(args: argparse.Namespace, head: str) -> dict[str, dict[str, Any] | N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=float, default=2.9, help="tokens of a step, on average")
+    parser.add_argument("--rates", type=float, nargs="+", help="instead: that all drafts up to each are accepted")
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--tokens", type=int, default=256)

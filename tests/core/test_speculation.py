@@ -175,6 +175,8 @@ def test_every_position_of_a_chain_has_a_rate_of_its_own() -> None:
 def test_a_sequence_waits_for_its_token_if_drafts_gain_more_than_the_steps_it_misses() -> None:
     ahead = draft_budget(0.01, ahead=1)
     assert ahead.should_wait(1.3) and not ahead.should_wait(0.9) and not draft_budget().should_wait(0.0)
+    assert ahead.gains_its_wait(0.8, num_rows=1), "if all wait, none of them misses a step"
+    assert not ahead.gains_its_wait(0.8, num_rows=256), "the host takes as long as a step"
 
 
 # -- a scheduler with drafts ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ METHOD_MEMORY = 0.995  # what a draft token leaves of the weight of those before
 POSITION_WEIGHT = 2.0  # of the position before in the rate of a position, in draft tokens
 MAX_POSITIONS = 8  # later ones have the rate of the last
 UNTRIED_MEMORY = 0.9997  # what a draft token leaves of the weight of later positions: they are tried again at last
+STALE_TRIALS = 256  # of the method, after which a sequence that has none of its own looks at the method's rates again
 MIN_ODDS_RATE, MAX_ODDS_RATE = 0.02, 0.98  # of a sequence beside its method
 SEQUENCE_WEIGHT = 4.0  # of the method's rate in that of a sequence, in draft tokens
 SEQUENCE_MEMORY = 0.85
@@ -126,12 +127,15 @@ class MethodAcceptance:
 class AcceptanceRate:
     """The probability that the next draft token of a sequence is accepted, by one method."""
 
-    __slots__ = ("_expected", "_method", "_nodes", "_num_unanswered", "_share", "ask_at", "asked_step", "num_read")
+    __slots__ = (
+        "_expected", "_method", "_nodes", "_num_unanswered", "_positions", "_share", "ask_at", "asked_step", "num_read",
+    )  # fmt: skip
 
     def __init__(self, method: MethodAcceptance) -> None:
         self._method = method
         self._share = _RunningShare(0.0, 0.0, SEQUENCE_MEMORY)
         self._expected = 0.0  # of the trials of the share, those that the method's rates of positions expect to succeed
+        self._positions: tuple[int, list[float]] = -STALE_TRIALS, []  # trials of the method when they were computed
         # Accepted nodes of trees, among those that the method's rates expect.
         self._nodes = _RunningShare(CALIBRATION_WEIGHT, CALIBRATION_WEIGHT, SEQUENCE_MEMORY)
         # Of a method that is not free:
@@ -149,6 +153,13 @@ class AcceptanceRate:
     def position_rates(self, count: int) -> list[float]:
         """Of the first draft tokens of a chain, each after those before it: the method's, shifted (in log odds) as this
         sequence differs from what the method expected of it."""
+        trials, known = self._positions
+        if count > len(known) or self._method.num_trials >= trials + STALE_TRIALS:
+            known = self._shifted_rates(count)
+            self._positions = self._method.num_trials, known
+        return known[:count]
+
+    def _shifted_rates(self, count: int) -> list[float]:
         weight, rates = self._share.trials + SEQUENCE_WEIGHT, self._method.position_rates
         prior = SEQUENCE_WEIGHT * self._method.rate
         found = min(max((self._share.accepted + prior) / weight, MIN_ODDS_RATE), MAX_ODDS_RATE)
@@ -229,6 +240,7 @@ class AcceptanceRate:
             self._expected = self._expected * SEQUENCE_MEMORY + rates[min(position, len(rates) - 1)]
         self._share.add_run(num_accepted, num_rejected)
         self._method.add(num_accepted, num_rejected, first)
+        self._positions = -STALE_TRIALS, []
 
 
 def _bin(depth: int, confidence: float) -> tuple[int, int]:

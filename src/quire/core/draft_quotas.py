@@ -93,8 +93,9 @@ class DraftQuotas:
         most = 1 if self._is_new else self.method.max_tokens
         offers = [chain_probabilities(one.rate.position_rates(min(one.fits, most))) for one in asked]
         counts = self._budget.choose_asked(offers, num_rows, max_drafts, seconds)
+        together = 2 * sum(map(bool, counts)) >= num_rows
         worth = [
-            not count or self._is_worth(one, count, num_rows, count * seconds[-1] / num_rows)
+            not count or self._is_worth(one, count, num_rows, count * seconds[-1] / num_rows, together)
             for one, count in zip(asked, counts, strict=True)
         ]
         if all(worth):
@@ -176,10 +177,12 @@ class DraftQuotas:
             return seconds
         return seconds * self.method.cost * self._budget.step_cost.seconds(1)
 
-    def _is_worth(self, asked: Asked, count: int, num_rows: int, draft_seconds: float) -> bool:
-        """Whether a sequence gains from its drafts what it takes to read its text first, and to wait for its tokens."""
+    def _is_worth(self, asked: Asked, count: int, num_rows: int, draft_seconds: float, together: bool = False) -> bool:
+        """Whether a sequence gains from its drafts what it takes to read its text first, and to wait for its tokens:
+        alone, or together with most others."""
         accepted, seq = self._accepted(asked.rate, count), asked.seq
-        if not self._is_new and not self._budget.should_wait(accepted):  # one draft seldom gains more than a step
+        gains = self._budget.gains_its_wait(accepted, num_rows) if together else self._budget.should_wait(accepted)
+        if not self._is_new and not gains:
             return False
         missing = seq.num_known - asked.rate.num_read
         if missing <= SHORT_READ:

@@ -34,6 +34,8 @@ class Speculation:
             if not method.is_free
         ]
         self._max_chunk = limits.max_chunk
+        # Sequences, their proposals, the run that verified some of the first one, and the sampled tokens.
+        self._unlearnt: list[tuple[Sequence, list[Proposal], Run | None, list[int]]] = []
         self._draft_seconds = 0.0  # of the last step
         self._is_timed = True  # the last step
         self.num_drafts = 0  # runs with draft tokens
@@ -204,14 +206,21 @@ class Speculation:
             self._count(len(run.drafts), len(sampled.tokens) - 1)
         if not sampled.tokens:
             return
-        for number, proposal in enumerate(seq.proposals):
-            verified = run if number == 0 else None
-            if verified or not self.policy.synthetic:
-                self._learn(seq, proposal, verified, sampled.tokens)
+        if seq.proposals:
+            self._unlearnt.append((seq, seq.proposals, run, sampled.tokens[:]))
         seq.proposals = sampled.proposals
         for rate in seq.rates.values():
             if rate.asked_step == step:
                 rate.note_answer(bool(sampled.proposals), seq.num_known)
+
+    def _learn_all(self) -> None:
+        """Compare what was proposed with what was sampled. Not in `verify`: a device may wait for the next plan."""
+        for seq, proposals, run, tokens in self._unlearnt:
+            for number, proposal in enumerate(proposals):
+                verified = run if number == 0 else None
+                if verified or not self.policy.synthetic:
+                    self._learn(seq, proposal, verified, tokens)
+        self._unlearnt.clear()
 
     def _learn(self, seq: Sequence, proposal: Proposal, run: Run | None, tokens: list[int]) -> None:
         """Compare a proposal with what was sampled. `run`: the one that verified some of it."""
@@ -243,13 +252,15 @@ class Speculation:
 
     def record_drafting(self, output: StepOutput) -> None:
         """What methods took to propose."""
+        self._learn_all()  # where no times are recorded
         self._draft_seconds, self._is_timed = output.draft_seconds, output.is_timed
         for quotas in self._quotas:
             steps = output.draft_steps.get(quotas.method.name, ())
             quotas.record_drafting(output.step, output.draft_seconds, steps)
 
     def record_step(self, plan: StepPlan, seconds: float, has_prompts: bool) -> None:
-        """Learn from how long the step took whose output came last."""
+        """Learn from how long the step took whose output came last, and from what it verified."""
+        self._learn_all()
         for quotas in self._quotas:
             quotas.record_step(seconds)
         if has_prompts or not plan.runs or not self._is_timed:

@@ -71,6 +71,7 @@ class Engine:
         self._sample_rows: list[int] = []  # their rows
         _collect_garbage_rarely()
         self.record: StepRecord | None = None
+        self._recorded_plan: StepPlan | None = None  # of the record, until the scheduler has learnt from it
         self._in_flight: deque[_StepInFlight] = deque()
         self._stopped = False
         self._collected = 0.0  # when the last step ended
@@ -177,6 +178,9 @@ class Engine:
         events += self._collect()
         if self._drafts_ahead and not self._in_flight and self._can_plan:
             self._submit_plan(time.perf_counter())  # the device works while the caller reads the events
+        if self._recorded_plan is not None and self.record is not None:
+            self._scheduler.record_step(self._recorded_plan, self.record.run_seconds)
+            self._recorded_plan = None
         return events
 
     @property
@@ -241,7 +245,7 @@ class Engine:
             admitted=step.admitted,
         )
         self._collected, self._step_seconds = ran, self.record.run_seconds
-        self._scheduler.record_step(step.plan, self.record.run_seconds)
+        self._recorded_plan = step.plan
         if self._live:
             self._live.ran(self.record)
         return events
