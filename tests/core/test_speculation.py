@@ -571,11 +571,8 @@ def test_sequences_whose_drafts_came_apart_are_verified_together() -> None:
     assert rows(scheduler.schedule()) == [0, 1]
 
 
-@pytest.mark.parametrize("token_seconds", [0.0, 1.0])
-def test_a_sequence_without_drafts_waits_for_the_others_where_one_step_takes_less_than_two(
-    token_seconds: float,
-) -> None:
-    """Near its end a sequence gets no drafts any more."""
+def beside_one_without_drafts(token_seconds: float = 0.0) -> Scheduler:
+    """A plan in flight verifies drafts of `long`. `short` is in it without any: near its end a sequence gets none."""
     limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4, max_model_len=64, max_queued=9)
     sizes = tuple((size, 1.0 + token_seconds * (size - 1)) for size in (1, 2, 4, 5, 8))
     policy = DraftPolicy((DraftMethod(cost=0.1),), GPU_TOKEN_COST, ((1, 4, 3),), step_seconds=sizes)
@@ -590,7 +587,22 @@ def test_a_sequence_without_drafts_waits_for_the_others_where_one_step_takes_les
     scheduler.update(StepOutput(prompts.step, sampled))
     plan = scheduler.schedule()
     assert [len(run.drafts) for run in plan.runs] == [3, 0]
-    assert scheduler.awaits_output == (token_seconds == 0.0)
+    return scheduler
+
+
+@pytest.mark.parametrize("token_seconds", [0.0, 1.0])
+def test_a_sequence_without_drafts_waits_for_the_others_where_one_step_takes_less_than_two(
+    token_seconds: float,
+) -> None:
+    assert beside_one_without_drafts(token_seconds).awaits_output == (token_seconds == 0.0)
+
+
+def test_nobody_waits_for_drafts_of_a_sequence_that_was_cancelled_meanwhile() -> None:
+    scheduler = beside_one_without_drafts()
+    scheduler.cancel("long")
+    assert not scheduler.awaits_output
+    assert [run.row for run in scheduler.schedule().runs] == [1]
+    scheduler.check()
 
 
 def test_unknown_drafts_teach_how_many_were_accepted() -> None:

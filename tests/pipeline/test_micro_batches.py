@@ -1,6 +1,6 @@
 """Micro-batches: plans in flight of different sequences."""
 
-from fakes import FakeExecutor
+from fakes import FakeExecutor, draft_policy, make_drafts_free
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import StepPlan
@@ -8,11 +8,15 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 
 
-def crowd(num_seqs: int, micro_batches: int) -> tuple[Scheduler, FakeExecutor]:
+def crowd(num_seqs: int, micro_batches: int, num_drafts: int = 0) -> tuple[Scheduler, FakeExecutor]:
     """Sequences whose prompts are computed."""
     limits = SchedulerLimits(max_num_seqs=16, max_num_batched_tokens=64, block_size=4, max_model_len=64)
-    scheduler = Scheduler(limits, 200, ahead=micro_batches - 1, micro_batches=micro_batches)
-    executor = FakeExecutor(num_blocks=200, block_size=4, ahead=micro_batches - 1)
+    scheduler = Scheduler(
+        limits, 200, ahead=micro_batches - 1, micro_batches=micro_batches, drafts=draft_policy(num_drafts)
+    )
+    if num_drafts:
+        make_drafts_free(scheduler.speculation)
+    executor = FakeExecutor(num_blocks=200, block_size=4, ahead=micro_batches - 1, num_drafts=num_drafts)
     for number in range(num_seqs):
         params = SamplingParams(max_tokens=20, seed=number, ignore_eos=True)
         scheduler.add(Request(id=f"r{number}", prompt_ids=[5, 6, 7 + number], params=params), 0.0)
@@ -71,5 +75,18 @@ def test_chunks_of_one_prompt_may_be_in_flight_together() -> None:
     plans = [scheduler.schedule() for _ in range(2)]
     assert [(run.start, run.count) for plan in plans for run in plan.runs] == [(0, 16), (16, 16)]
     for plan in plans:
+        scheduler.update(executor.run(plan))
+    scheduler.check()
+
+
+def test_drafts_of_one_micro_batch_do_not_hold_up_the_next() -> None:
+    """However little two steps together would take: another stage computes meanwhile."""
+    scheduler, executor = crowd(4, micro_batches=2, num_drafts=3)
+    first = scheduler.schedule()
+    assert len(first.runs) == 2 and all(run.drafts for run in first.runs)
+    assert not scheduler.awaits_output
+    second = scheduler.schedule()
+    assert len(second.runs) == 2 and scheduler.awaits_output, "all of them are in flight"
+    for plan in (first, second):
         scheduler.update(executor.run(plan))
     scheduler.check()

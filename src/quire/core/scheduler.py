@@ -229,7 +229,10 @@ class Scheduler:
         if not self._in_flight or self.groups.waiting.items:
             return False
         ready = [seq for seq in self.groups.running.items if len(seq.tokens) != seq.num_computed]
-        return not ready or bool(self.speculation and self.speculation.should_gather(ready, self._in_flight[-1].plan))
+        if not ready or self.speculation is None or self._micro_batches > 1:
+            return not ready
+        latest = self._in_flight[-1]
+        return self.speculation.should_gather(ready, latest.plan, latest.owners)
 
     @property
     def num_planned(self) -> int:

@@ -100,26 +100,26 @@ class Speculation:
             return True
         return bool(seq.proposals) and self.budget.should_wait(self._accepted(seq, self._best(seq)))
 
-    def should_gather(self, ready: list[Sequence], plan: StepPlan) -> bool:
+    def should_gather(self, ready: list[Sequence], plan: StepPlan, owners: list[Sequence | None]) -> bool:
         """Whether these sequences wait for those of the plan in flight, so that one step computes all: where that gives
         more tokens per second than two groups in turn. Those with drafts would be apart for good; a sequence without
-        is computed in the steps of both groups meanwhile."""
-        awaited = [run for run in plan.runs if run.drafts or run.quotas]
+        is computed in the steps of both groups meanwhile. `owners`: by row, when the plan was made."""
+        in_flight = [(run, owners[run.row]) for run in plan.runs if run.drafts or run.quotas]
+        awaited = [(run, seq) for run, seq in in_flight if seq is not None and seq.row == run.row]  # still running
         if not awaited or not all(len(seq.tokens) == seq.num_computed + 1 for seq in ready):
             return False
         best = [self._best(seq) if seq.proposals else None for seq in ready]
         num_ready = sum(1 + len(one.tokens) if one else 1 for one in best)
         yielded = sum(1.0 + self._accepted(seq, one) for seq, one in zip(ready, best, strict=True) if one)
-        yielded += sum(self._expected(run) for run in awaited)
+        yielded += sum(self._expected(run, seq) for run, seq in awaited)
         num_plain = best.count(None)
-        num_awaited, seconds = sum(run.count for run in awaited), self.budget.step_cost.seconds
+        num_awaited, seconds = sum(run.count for run, _ in awaited), self.budget.step_cost.seconds
         apart = seconds(plan.num_tokens) + seconds(num_ready)
         together = COST_MARGIN * seconds(num_awaited + num_ready)
         return (yielded + num_plain) * apart > (yielded + 2 * num_plain) * together
 
-    def _expected(self, run: Run) -> float:
+    def _expected(self, run: Run, seq: Sequence) -> float:
         """Tokens of a run that verifies drafts, or of the next one if it has been asked for some."""
-        seq = self._rows[run.row]
         if not run.quotas:
             return 1.0 + (self._accepted(seq, self._best(seq)) if seq.proposals else 0.0)
         return 1.0 + max(self._rate(seq, method).accepted_tokens(count) for method, count in run.quotas.items())
