@@ -271,6 +271,12 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             scheduler.check()
             if step % 4 == 1:  # some of them are read before the step
                 setting.store.advance(scheduler, executor.host)
+        if setting.num_blocks % 2 and scheduler.awaits_output:  # as an engine does
+            executor.settle(outputs[0].step)
+            ledger.take(scheduler.update(outputs.popleft()))
+            scheduler.check()
+            step += 1
+            continue
         plan = scheduler.schedule()
         num_encoder_slots = sum(-(-admission.num_encoder_tokens // BLOCK) * BLOCK for admission in plan.admitted)
         assert plan.num_tokens - num_encoder_slots <= setting.budget, "more tokens than the budget"
