@@ -131,6 +131,15 @@ def test_drafts_in_the_engine_are_those_of_plain_torch(made: Made, tiny_model: P
         assert drafts == twin(tokens, len(drafts))[0], f"after {len(tokens)} tokens"
 
 
+def test_fixed_drafts_are_fewer_where_a_step_has_no_room_for_all(made: Made) -> None:
+    path, config = made("EAGLE-3")
+    always = {**config, "tree_nodes": 14, "num_speculative_tokens_per_batch_size": [[1, 8, 14]]}
+    given = {"device": "cpu", "max_model_len": 128, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+    llm = LLM(path, speculative_config=always, **given)
+    assert answers(llm) == answers(LLM(path, **given))
+    assert llm.engine.stats().draft_tokens > 20
+
+
 def test_an_adapter_changes_the_target_alone(made: Made, tmp_path: Path) -> None:
     path, config = made("EAGLE-3")
     adapter(Target(path).model, tmp_path / "sql", 1, r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"])

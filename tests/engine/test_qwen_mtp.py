@@ -24,8 +24,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable
     return cache(lambda family: write_qwen_mtp(tmp_path_factory.mktemp("qwen"), family, tiny_model))
 
 
-def speculating(path: Path, **options: Any) -> LLM:
-    llm = LLM(path, speculative_config=CONFIG, **{"device": "cpu", "max_model_len": 128, **options})
+def speculating(path: Path, config: dict[str, Any] = CONFIG, **options: Any) -> LLM:
+    llm = LLM(path, speculative_config=config, **{"device": "cpu", "max_model_len": 128, **options})
     make_drafts_free(llm.engine._scheduler.speculation)
     return llm
 
@@ -45,7 +45,8 @@ def test_drafts_are_those_of_plain_torch(made: Callable[[str], Path], family: st
     """In chunks, beside other sequences, after right drafts and wrong ones."""
     path = made(family)
     twin = qwen_mtp_twin(Target(path), path, family)
-    llm = speculating(path, kv_cache_dtype="float32", max_num_batched_tokens=16, max_num_seqs=4)
+    three = {**CONFIG, "num_speculative_tokens_per_batch_size": [[1, 4, 3]]}  # whatever they gain
+    llm = speculating(path, three, kv_cache_dtype="float32", max_num_batched_tokens=32, max_num_seqs=4)
     proposer = llm.engine.executor.runner.proposer._methods[0][1]  # type: ignore[attr-defined]
     heard: list[tuple[list[int], list[int]]] = []
     propose = proposer.propose

@@ -25,6 +25,7 @@ from quire.ops.gpu.compile_ahead import PendingKernel, compile_ahead
 launched = []
 if not torch.cuda.is_available():
     driver.set_active(SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0,
+                                      set_current_device=lambda device: None,
                                       get_current_target=lambda: GPUTarget("cuda", 90, 32)))
     CompiledKernel._init_handles = lambda self: setattr(self, "_run", lambda *args: launched.append(self.name))
 

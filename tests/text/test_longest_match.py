@@ -70,7 +70,7 @@ def test_a_damaged_file_is_refused_by_its_line(line: str, tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / WORLD_FILE).write_text(line)
-    with pytest.raises(BadCheckpoint, match="line 1 is not `1`"):
+    with pytest.raises(BadCheckpoint, match="line 1 is not the id 1"):
         Tokenizer.load(tmp_path)
 
 

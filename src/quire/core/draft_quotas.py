@@ -70,7 +70,7 @@ class DraftQuotas:
             return
         fixed = self._policy.fixed_length(len(asked))
         if fixed is not None:
-            counts = [self._fixed(one, fixed) for one in asked]
+            counts = [self._fixed(one, fixed, max_drafts // len(asked)) for one in asked]
         else:
             counts = self._with_trees(asked, self._choose(asked, max_drafts), max_drafts)
             if not any(counts) and self._probed_step < 0 and self._allowance > 0.0:
@@ -80,10 +80,11 @@ class DraftQuotas:
                 one.run.quotas[self.method.name] = count
                 one.rate.num_read, one.rate.asked_step = one.seq.num_known, step
 
-    def _fixed(self, asked: Asked, count: int) -> int:
-        if count > self.method.max_tokens and asked.fits_tree:
+    def _fixed(self, asked: Asked, count: int, most: int) -> int:
+        """What options demand, as far as the step has room for `most` draft tokens of each sequence."""
+        if count > self.method.max_tokens and asked.fits_tree and self.method.tree_nodes <= most:
             return self.method.tree_nodes
-        return min(count, asked.fits)
+        return min(count, most, asked.fits)
 
     def _choose(self, asked: Many[Asked], max_drafts: int) -> list[int]:
         num_rows = len(asked)

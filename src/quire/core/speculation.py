@@ -125,12 +125,10 @@ class Speculation:
         return 1.0 + max(self._rate(seq, method).accepted_tokens(count) for method, count in run.quotas.items())
 
     def _counts(self, offers: list[tuple[DraftTree, list[float]]], num_runs: int) -> list[int]:
-        fixed = self.policy.fixed_length(num_runs)
+        fixed, most = self.policy.fixed_length(num_runs), self._max_drafts(num_runs)
         if fixed is None:
-            return self.budget.choose(
-                [probabilities for _, probabilities in offers], num_runs, self._max_drafts(num_runs)
-            )
-        return [min(fixed, len(tree.tokens)) for tree, _ in offers]
+            return self.budget.choose([probabilities for _, probabilities in offers], num_runs, most)
+        return [min(fixed, most // len(offers), len(tree.tokens)) for tree, _ in offers]
 
     def _max_drafts(self, num_runs: int) -> int:
         """Of one step: the other half is for prompts."""
