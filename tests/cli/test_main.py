@@ -162,4 +162,4 @@ def test_a_full_disk_is_an_error_without_a_traceback(tmp_path: Path) -> None:
 
 def test_a_port_that_does_not_exist_is_refused_and_no_other_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--port", "99999"]) == 2
-    assert capsys.readouterr().err == "error: port is 99999\nhint: it must be at most 65535\n"
+    assert capsys.readouterr().err == "error: port is 99999\nhint: port must be at most 65535\n"
