@@ -11,13 +11,13 @@ from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
 from quire.engine.option import out_of_bounds
-from quire.engine.options import ENGINES, GENERATION, LORA, EngineOptions
+from quire.engine.options import ENGINES, GENERATION, LORA, SERVING, EngineOptions
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
 
 # Flags without an effect here.
-_SERVING_ONLY = ("served_model_name", "max_queued_requests", *ENGINES, *GENERATION, *LORA)
+_SERVING_ONLY = ("served_model_name", *SERVING, *ENGINES, *GENERATION, *LORA)
 
 
 def add_json_flag(parser: Parser) -> None:
