@@ -29,8 +29,9 @@ def client(models: ManyModels, **options: Any) -> httpx.AsyncClient:
     )
 
 
-def models_at(path: Path, may_sleep: bool = True) -> ManyModels:
-    return ManyModels({"a": EngineOptions(model=str(path), threads=1)}, max_loaded=1, may_sleep=may_sleep)
+def models_at(*paths: Path, may_sleep: bool = True) -> ManyModels:
+    each = {name: EngineOptions(model=str(path), threads=1) for name, path in zip("ab", paths, strict=False)}
+    return ManyModels(each, max_loaded=2, may_sleep=may_sleep)
 
 
 async def status(http: httpx.AsyncClient, method: str, path: str) -> int:
@@ -64,17 +65,18 @@ def test_asleep_no_engine_runs_and_awake_answers_are_the_same(tiny_model: Path) 
     run(main())
 
 
-def test_a_model_that_cannot_be_loaded_again_stays_asleep(tiny_model: Path, tmp_path: Path) -> None:
+def test_where_one_model_cannot_be_loaded_again_all_stay_asleep(tiny_model: Path, tmp_path: Path) -> None:
     moved = tmp_path / "model"
     moved.symlink_to(tiny_model)
 
     async def main() -> None:
-        async with models_at(moved) as models, client(models) as http:
+        async with models_at(tiny_model, moved) as models, client(models) as http:
+            await models.find("b")
             assert await status(http, "POST", "/sleep") == 200
             moved.unlink()
             failed = await http.post("/wake_up")
             assert failed.status_code == 404 and "model" in failed.text
-            assert models.state == "asleep"
+            assert models.state == "asleep" and not any(offer.info for offer in models.offers())
             moved.symlink_to(tiny_model)
             assert await status(http, "POST", "/wake_up") == 200 and models.state == "ready"
 

@@ -154,8 +154,7 @@ class ManyModels:
             raise no_sleep()
         if self._asleep is None:
             self._asleep = self._loaded()
-        async with self._changing:
-            await asyncio.gather(*(slot.unload() for slot in self._loaded()))
+        await self._unload_all()
 
     async def wake_up(self) -> None:
         if not self._may_sleep:
@@ -166,7 +165,12 @@ class ManyModels:
                 await slot.loaded()
         except BaseException:
             self._asleep = slots
+            await self._unload_all()
             raise
+
+    async def _unload_all(self) -> None:
+        async with self._changing:
+            await asyncio.gather(*(slot.unload() for slot in self._loaded()))
 
     def check_awake(self) -> None:
         if self._asleep is not None:
