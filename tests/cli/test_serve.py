@@ -20,7 +20,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, ServerO
     calls: list[tuple[EngineOptions, ServerOptions]] = []
 
     def launch(engine: EngineOptions, server: ServerOptions, *, on_ready: Any, spawned: EngineProcess | None) -> None:
-        assert (spawned is None) == server.loads_on_demand  # an engine has been started for a model that is needed
+        on_demand = server.loads_on_demand or engine.enable_sleep_mode
+        assert (spawned is None) == on_demand  # an engine has been started for a model that is needed
         calls.append((engine, server))
         on_ready("http://127.0.0.1:8000")
 
@@ -37,9 +38,9 @@ def test_defaults(served: list[tuple[EngineOptions, ServerOptions]], capsys: pyt
 
 def test_flags(served: list[tuple[EngineOptions, ServerOptions]]) -> None:
     argv = "serve qwen2.5-0.5b --port 0 --max-model-len 4K --max-body-bytes 1MiB --api-key a --api-key b --threads 1"
-    assert cli.main(argv.split()) == 0
+    assert cli.main([*argv.split(), "--enable-sleep-mode"]) == 0
     engine, server = served[0]
-    assert engine == EngineOptions(model="qwen2.5-0.5b", max_model_len=4096, threads=1)
+    assert engine == EngineOptions(model="qwen2.5-0.5b", max_model_len=4096, threads=1, enable_sleep_mode=True)
     assert server == ServerOptions(port=0, max_body_bytes=1 << 20, api_key=["a", "b"])
 
 

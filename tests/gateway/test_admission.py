@@ -186,6 +186,10 @@ sha256 = "{sha256}"
 models = ["other"]
 routes = ["/v1/chat/completions"]
 [[keys]]
+name = "lorist"
+key = "lorist-secret"
+models = ["other"]
+[[keys]]
 name = "slow"
 key = "slow-secret"
 requests_per_minute = 2
@@ -248,6 +252,11 @@ def test_a_key_may_use_its_models_and_routes_only(keyed: Keyed) -> None:
     running, _, _ = keyed
     refused = running.chat(headers=bearer("hashed"))
     assert refused.status_code == 403 and refused.json()["error"]["code"] == "model_not_allowed"
+    for more in ({"text": "Hi", "lora_path": "m"}, {"inputs": "Hi", "parameters": {"adapter_id": "m"}}):
+        adapter = running.http.post(
+            f"{running.url}/generate", json={"model": "other", **more}, headers=bearer("lorist")
+        )
+        assert adapter.json()["error"]["code"] == "model_not_allowed"
     path = running.http.post(f"{running.url}/v1/completions", json={"model": "other"}, headers=bearer("hashed"))
     assert path.status_code == 403 and path.json()["error"]["code"] == "not_allowed"
     assert running.http.get(f"{running.url}/v1/models", headers=bearer("hashed")).json()["data"] == []

@@ -129,6 +129,8 @@ def test_paths_that_change_a_worker_are_not_passed(through: Through) -> None:
         assert answer.status_code == 404 and answer.json()["error"], path
     elsewhere = through.gateway.http.get(f"{through.gateway.url}/workers")
     assert elsewhere.status_code == 404 and "the admin listener has it" in elsewhere.text
+    sleep = through.gateway.http.post(f"{through.gateway.url}/sleep")
+    assert sleep.status_code == 404 and "ask the worker itself" in sleep.text
 
 
 def test_a_streams_events_come_as_they_are_made(through: Through) -> None:

@@ -86,6 +86,7 @@ OWN = {"/v1/models", "/models", "/api/tags", "/health", "/v1/health", "/ping", "
 KEPT_BACK = [
     "/metrics", "/abort_requests", "/abort_request", "/load", "/reset_prefix_cache", "/flush_cache", "/live", "/plan",
     "/slots", "/slots/x", "/", "/page/x", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/api/pull",
+    "/sleep", "/wake_up", "/is_sleeping",
     "/api/delete", "/api/copy", "/api/create", "/api/push", "/api/blobs/x",
     "/openapi.json", "/v2/models", "/v1/models/x", "/v2/models/x/ready", "/v2/models/x/versions/1/ready",
     "/v2/models/x", "/v2/models/x/versions/1",

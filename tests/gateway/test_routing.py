@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.gateways import Asked, RunningGateway, Upstream, answers, gateway, streams, upstreams, wait_for
-from quire.core.errors import UnknownModel
+from quire.core.errors import BadRequest, UnknownModel
 from quire.core.known_prefixes import ApproximatePrefixes
 from quire.gateway.config import CacheAware, Faults, GatewayConfig, WorkerEntry
 from quire.gateway.config_file import parse_config
@@ -30,7 +30,7 @@ from quire.gateway.policies import (
     SessionAffinity,
 )
 from quire.gateway.prefix_index import BLOCK_BYTES, prompt_blocks
-from quire.gateway.request_facts import read_facts, with_fields
+from quire.gateway.request_facts import read_facts, renamed, with_fields
 from quire.gateway.router import Router
 from quire.gateway.wire import ClientRequest
 from quire.gateway.worker import Worker
@@ -296,6 +296,36 @@ def test_what_sglangs_bodies_may_cost_is_known() -> None:
     assert read_facts("/v1/responses", b'{"input": "Hi", "text": {"verbosity": "low"}}').prompt == b'"Hi"'
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "changed"),
+    [
+        ("/generate", {"text": "Hi", "model": "m", "lora_path": "a"}, {"lora_path": "b"}),
+        ("/generate", {"text": ["Hi", "Ho"], "lora_path": ["a", "a"]}, {"lora_path": "b"}),
+        (
+            "/generate",
+            {"inputs": "Hi", "model": "m", "parameters": {"adapter_id": "a", "top_k": 3}},
+            {"parameters": {"adapter_id": "b", "top_k": 3}},
+        ),
+        ("/generate_stream", {"inputs": "Hi", "parameters": {"adapter_id": "a"}}, {"parameters": {"adapter_id": "b"}}),
+        ("/", {"inputs": "Hi", "parameters": {"adapter_id": "a"}}, {"parameters": {"adapter_id": "b"}}),
+        ("/generate", {"text": "Hi", "model": "a", "lora_path": None}, {"model": "b"}),
+        ("/v1/completions", {"prompt": "Hi", "model": "a", "lora_path": "m"}, {"model": "b"}),
+        ("/api/show", {"name": "a"}, {"name": "b"}),
+    ],
+)
+def test_a_request_is_for_the_adapter_that_its_body_names(path: str, body: object, changed: dict[str, object]) -> None:
+    """A key that may use the model alone could use its adapters."""
+    facts = read_facts(path, json.dumps(body).encode())
+    assert facts.model == "a"
+    assert json.loads(with_fields(facts, renamed(facts, "b"))) == {**json.loads(json.dumps(body)), **changed}
+
+
+@pytest.mark.parametrize("more", [{"lora_path": ["a", None]}, {"lora_path": "a", "parameters": {"adapter_id": "b"}}])
+def test_a_body_names_one_adapter(more: dict[str, object]) -> None:
+    with pytest.raises(BadRequest, match="several adapters"):
+        read_facts("/generate", json.dumps({"text": "Hi", **more}).encode())
+
+
 # ---- with a running gateway
 
 
@@ -395,8 +425,6 @@ def test_config_is_read_again_and_stays_where_it_is_wrong(tmp_path: Path) -> Non
 
 
 def test_a_config_is_checked_as_a_whole() -> None:
-    from quire.core.errors import BadRequest
-
     config = """
 admin_host = "0.0.0.0"
 [[workers]]

@@ -39,7 +39,7 @@ def test_the_description_is_whole(address: str) -> None:
     for path, operations in description.raw_schema["paths"].items():
         for method, operation in operations.items():
             assert operation["responses"]["200"]["content"], f"{method} {path}: what is answered?"
-            bodiless = path.endswith(("/cancel", "/reset_prefix_cache", "/flush_cache"))
+            bodiless = path.endswith(("/cancel", "/reset_prefix_cache", "/flush_cache", "/sleep", "/wake_up"))
             assert method != "post" or "requestBody" in operation or bodiless, f"{path}: what is read?"
 
 

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread, current_thread
 from typing import Any
 
 import httpx
 import pytest
 
 from quire.core.structured import Structured
+from quire.server.dialects.sglang import fields
+from quire.server.http.body import INLINE_BYTES
 from quire.server.options import ServerOptions
 from server.fake_service import BOS, EOS, answer
 from server.running import Running, running
@@ -223,6 +226,20 @@ def test_health_generates_a_token_without_a_key() -> None:
         assert server.service.seen[-1].params.max_tokens == 1
         server.service.state = "restarting"
         assert server.http.get("/health_generate").status_code == 503
+
+
+def test_large_bodies_are_told_apart_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Spy:
+        def decode(self, body: bytes) -> Any:
+            threads.append(current_thread())
+            return decoder.decode(body)
+
+    decoder, threads = fields._prompt, list[Thread]()
+    monkeypatch.setattr(fields, "_prompt", Spy())
+    with running() as server:
+        for padding in ("", "x" * INLINE_BYTES):
+            assert post(server, text="Hello", padding=padding).status_code == 200
+    assert threads[0] is not threads[1]
 
 
 def test_a_request_is_aborted_by_its_rid() -> None:

@@ -7,7 +7,7 @@ await engine.shutdown()
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +15,7 @@ from quire.api.engine_args import engine_args
 from quire.api.outputs import RequestOutput
 from quire.client.engine_group import new_service
 from quire.client.generate_request import LoRARequest, Prompt, request_for
+from quire.client.sleep_mode import check_level, check_tags
 from quire.core.errors import Unavailable
 from quire.core.params import SamplingParams
 from quire.engine.options import EngineOptions
@@ -28,6 +29,7 @@ class AsyncEngine:
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         self.client = new_service(engine_args(model, **options))
         self._starting: asyncio.Task[None] | None = None
+        self._asleep = False
         self._streams: dict[str, Any] = {}
 
     @classmethod
@@ -74,7 +76,34 @@ class AsyncEngine:
         if stream := self._streams.get(request_id):
             await stream.aclose()
 
+    async def sleep(self, level: int = 1) -> None:
+        """End the engine, as soon as requests in flight have ended, which gives all of its memory back. Levels 1 and 2
+        are the same here: weights are read again from their files."""
+        check_level(level)
+        if self._asleep:
+            return
+        self._asleep = True
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+            await self.client.drain()
+            await self.client.stop()
+
+    async def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Start the engine again. If this raises, it is still asleep."""
+        check_tags(tags)
+        if not self._asleep:
+            return
+        client = new_service(self.client.options)
+        starting = asyncio.ensure_future(client.start())
+        await starting
+        self.client, self._starting, self._asleep = client, starting, False
+
+    async def is_sleeping(self) -> bool:
+        return self._asleep
+
     async def start(self) -> None:
+        if self._asleep:
+            raise Unavailable("the engine is asleep", "call wake_up() first")
         if self._starting is None:
             self._starting = asyncio.ensure_future(self.client.start())
         await asyncio.shield(self._starting)
@@ -103,6 +132,6 @@ class AsyncEngine:
         return False
 
     async def shutdown(self) -> None:
-        if self._starting is not None:
+        if self._starting is not None and not self._asleep:
             await asyncio.gather(self._starting, return_exceptions=True)
             await self.client.stop()

@@ -5,10 +5,11 @@ for output in llm.generate(["A quire is", "Paper was"], SamplingParams(temperatu
     print(output.outputs[0].text)
 """
 
+import gc
 import itertools
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,13 @@ from quire.client.generate_request import GenerateRequest, LoRARequest, Prompt, 
 from quire.client.generation_config import read_generation_config
 from quire.client.live_request import LiveRequest
 from quire.client.prompt import Prompter
-from quire.core.errors import BadRequest, EngineFailed
+from quire.client.sleep_mode import check_level, check_tags
+from quire.core.errors import BadRequest, EngineFailed, Unavailable
 from quire.core.params import SamplingParams
 from quire.engine.engine import Engine
 from quire.engine.option import named_values
 from quire.engine.options import EngineOptions
-from quire.engine.start import load_tokenizer, new_executor, task_of
+from quire.engine.start import load_tokenizer, new_executor, task_of, uses_gpu
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.hub.adapters import resolve_adapter
 from quire.text.chat.chat_format import chat_format
@@ -76,8 +78,13 @@ class LLM:
         files = resolve_model(self.options.model, revision=self.options.revision)
         self.generation = read_generation_config(self.options, files.path)
         self._pooler: Pooler | None = None  # of a model that embeds or scores
-        if task_of(files.path, self.options) != "generate":
-            self._start_pooler(model, options)
+        self._adapters: dict[str, str] = {}  # name -> where it was loaded from
+        self._asleep = False
+        self._end: Callable[[], object] = _nothing  # ends what was started
+        self._given, self._path = (model, options), files.path
+        self._generates = task_of(files.path, self.options) == "generate"
+        if not self._generates:
+            self._start_pooler()
             return
         tokenizer = load_tokenizer(files.path, self.options)
         if self.options.kv_transfer and self.options.kv_transfer.is_producer:
@@ -88,35 +95,43 @@ class LLM:
             )
         self.tokenizer = tokenizer
         self._group: GroupRunner | None = None  # engines in other processes, instead of one in this
-        if self.options.is_group:
-            self._start_group()
-        else:
-            self._start_engine(files.path)
-        self._adapters: dict[str, str] = {}  # name -> where it was loaded from
+        self._start()
         for name, path in named_values(self.options.lora_modules, "lora_modules", "PATH").items():
             self.load_adapter(name, path)
         self._ids = (f"request-{number}" for number in itertools.count())
 
-    def _start_pooler(self, model: str | Path, options: Mapping[str, Any]) -> None:
+    def _start(self) -> None:
+        if not self._generates:
+            self._start_pooler()
+        elif self.options.is_group:
+            self._start_group()
+        else:
+            self._start_engine()
+
+    def _start_pooler(self) -> None:
         from quire.api.embedder import Embedder
         from quire.api.pooling import Pooler
 
+        model, options = self._given
         embedder = Embedder(model, **options)
-        self._pooler, self.tokenizer = Pooler(embedder), embedder.tokenizer
+        self._pooler, self.tokenizer, self._end = Pooler(embedder), embedder.tokenizer, embedder.stop
 
     def _start_group(self) -> None:
         from quire.api.group_runner import GroupRunner
 
         self._group = GroupRunner(self.options)
-        weakref.finalize(self, self._group.stop)
+        self._end = weakref.finalize(self, self._group.stop)
         self._max_model_len = self._group.group.info.max_model_len
 
-    def _start_engine(self, path: Path) -> None:
+    def _start_engine(self) -> None:
         tokenizer = self.tokenizer
-        self.engine = Engine(new_executor(path, self.options), self.options, lambda: tokenizer)
-        has_processes = self.options.tensor_parallel_size > 1 or self.options.num_stages > 1
+        self.engine = Engine(new_executor(self._path, self.options), self.options, lambda: tokenizer)
+        self._end, has_processes = (
+            self.engine.stop,
+            self.options.tensor_parallel_size > 1 or self.options.num_stages > 1,
+        )
         if self.engine.executor.store is not None or has_processes:
-            weakref.finalize(self, self.engine.stop)  # also when Python ends: blocks are saved, processes end
+            self._end = weakref.finalize(self, self._end)  # also when Python ends: blocks are saved, processes end
         capacity = self.engine.capacity
         self._max_model_len = capacity.max_model_len
         self._prompter = Prompter(
@@ -127,6 +142,37 @@ class LLM:
             capacity.seq2seq,
             self.options.structured_defaults,
         )
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the memory of the weights and of the KV cache back, until `wake_up`. Levels 1 and 2 are the same here:
+        weights are read again from their files, which the system keeps in memory that is free."""
+        check_level(level)
+        if self._asleep:
+            return
+        if self._generates and not self.options.is_group and (stats := self.engine.stats()).running + stats.waiting:
+            raise BadRequest("a stream is in flight", "read it to its end, or close it")
+        self._end()
+        self._asleep, self._end = True, _nothing
+        self._pooler = self._group = self.engine = None  # type: ignore[assignment]
+        gc.collect()
+        if uses_gpu(self.options.device):
+            from quire.ops.gpu.device import release_memory
+
+            release_memory()
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Load the model again, with its adapters. If this raises, it is still asleep."""
+        check_tags(tags)
+        if not self._asleep:
+            return
+        self._start()
+        self._asleep = False
+        for name, path in self._adapters.items():
+            self.load_adapter(name, path)
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            raise Unavailable("the model is asleep", "call wake_up() first")
 
     def generate(
         self,
@@ -223,12 +269,14 @@ class LLM:
         return self._as_pooler().score(data_1, data_2, pooling_params)
 
     def _as_pooler(self) -> "Pooler":
+        self._check_awake()
         if self._pooler is None:
             raise BadRequest(f"{self.options.model} generates text", 'give task="embed" or task="score"', param="task")
         return self._pooler
 
     def _check_generates(self) -> None:
-        if self._pooler is not None:
+        self._check_awake()
+        if not self._generates:
             raise BadRequest(
                 f"{self.options.model} embeds or scores texts, and does not generate",
                 "use embed, encode or score; on the command line, `quire embed`",
@@ -256,6 +304,7 @@ class LLM:
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load an adapter under a name, unless it is loaded. A name keeps the path it was first loaded from."""
+        self._check_generates()
         if self._adapters.setdefault(name, path) != path and path:
             raise BadRequest(f"an adapter is called `{name}` already, from {self._adapters[name]}", param="lora_name")
         if self._group is not None:
@@ -276,6 +325,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget the KV cache of all prompts that have ended. -> whether nothing is left of it"""
+        self._check_generates()
         return self._group.reset_prefix_cache() if self._group else self.engine.reset_prefix_cache()
 
     def _broadcast(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -343,6 +393,9 @@ class LLM:
 
 def _is_ids(prompts: Any) -> bool:
     return isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(token, int) for token in prompts)
+
+
+def _nothing() -> None: ...
 
 
 class _NoProgress:

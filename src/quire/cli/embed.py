@@ -10,7 +10,7 @@ from dataclasses import fields
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
-from quire.engine.options import ENGINES, GENERATION, LORA, ROPE, SPECULATION, EngineOptions
+from quire.engine.options import ENGINES, GENERATION, LORA, ROPE, SERVING, SPECULATION, EngineOptions
 
 EXAMPLES = """\
   quire embed -m ./all-MiniLM-L6-v2 "A quire is a gathering of pages"
@@ -21,7 +21,7 @@ EXAMPLES = """\
 
 # Options of queues, sampling and the KV cache have no effect here.
 _GENERATION_ONLY = (
-    *("model", "seed", "served_model_name", "max_queued_requests", "max_wait", "scheduling_policy"),
+    *("model", "seed", "served_model_name", *SERVING, "max_wait", "scheduling_policy"),
     *(
         "enable_prefix_caching",
         "long_prefill_token_threshold",

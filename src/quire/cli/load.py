@@ -10,10 +10,10 @@ from quire.cli.flags import About, add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser
 from quire.cli.peer_flags import add_peer_flags
 from quire.cli.sampling import SamplingFlags
-from quire.engine.options import ENGINES, LORA, EngineOptions
+from quire.engine.options import ENGINES, LORA, SERVING, EngineOptions
 
 # `seed` is the sampling flag here. The rest has no effect on a process with one user.
-_SERVING_ONLY = ("seed", "served_model_name", "max_queued_requests", "scheduling_policy", *ENGINES, *LORA)
+_SERVING_ONLY = ("seed", "served_model_name", *SERVING, "scheduling_policy", *ENGINES, *LORA)
 
 
 def add_model_flags(parser: Parser, *, about: About | None = None) -> None:

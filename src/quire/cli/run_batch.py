@@ -12,7 +12,7 @@ from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.main import INTERRUPTED
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
-from quire.engine.options import EngineOptions
+from quire.engine.options import SERVING, EngineOptions
 from quire.server.batch.requests import BadBatch, BatchRequests
 from quire.server.batch.results import BatchResult, BatchResults
 
@@ -27,7 +27,7 @@ a line of requests.jsonl:
 
 REQUESTS_PER_SEQUENCE = 2  # requests in flight for each sequence of a batch, so that the queue is never empty
 
-_SERVING_ONLY = ("model", "max_queued_requests")
+_SERVING_ONLY = ("model", *SERVING)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -48,7 +48,8 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("models are named with --models, and another way too", "name all of them with --models")
     name = names[0] if names else engine_options.served_model_name or model_name(engine_options.model)
 
-    one_engine = not (server_options.loads_on_demand or server_options.prefill_engines or engine_options.is_group)
+    loads_on_demand = server_options.loads_on_demand or engine_options.enable_sleep_mode
+    one_engine = not (loads_on_demand or server_options.prefill_engines or engine_options.is_group)
     with EngineProcess() if one_engine else nullcontext() as spawned:
         from quire.server.launch import launch
         from quire.server.observe.logs import set_up_logging

@@ -12,7 +12,7 @@ from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, S
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
 from quire.client.live_client import LiveClient
-from quire.client.one_model import unknown_model
+from quire.client.one_model import no_sleep, unknown_model
 from quire.client.pulls import Pulls
 from quire.client.service import ModelInfo, Observer, PullProgress, ResolvedModel, ServedModel, State, TextStream
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
@@ -39,6 +39,7 @@ class ManyModels:
         max_loaded: int,
         observe: Observe | None = None,
         idle_seconds: float | None = None,  # a model that is not used for so long is unloaded; None: never
+        may_sleep: bool = False,
     ) -> None:
         assert options and max_loaded >= 1
         if len(options) > 1 and any(each.kv_events for each in options.values()):
@@ -53,12 +54,15 @@ class ManyModels:
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
         self._pulls = Pulls(self._add)
         self._state: State = "starting"
-        self._idle_seconds = idle_seconds
+        self._idle_seconds, self._may_sleep = idle_seconds, may_sleep
+        self._asleep: list[Slot] | None = None  # what is loaded on waking up; None: awake
         self._unloading: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> State:
         stalled = any(slot.state == "stalled" for slot in self._slots.values())
+        if self._state == "ready" and self._asleep is not None:
+            return "asleep"
         return "stalled" if self._state == "ready" and stalled else self._state
 
     async def __aenter__(self) -> "ManyModels":
@@ -144,6 +148,33 @@ class ManyModels:
         async with aclosing(self._pulls.pull(name)) as pull:
             async for progress in pull:
                 yield progress
+
+    async def sleep(self) -> None:
+        if not self._may_sleep:
+            raise no_sleep()
+        if self._asleep is None:
+            self._asleep = self._loaded()
+        await self._unload_all()
+
+    async def wake_up(self) -> None:
+        if not self._may_sleep:
+            raise no_sleep()
+        slots, self._asleep = self._asleep, None
+        try:
+            for slot in slots or ():
+                await slot.loaded()
+        except BaseException:
+            self._asleep = slots
+            await self._unload_all()
+            raise
+
+    async def _unload_all(self) -> None:
+        async with self._changing:
+            await asyncio.gather(*(slot.unload() for slot in self._loaded()))
+
+    def check_awake(self) -> None:
+        if self._asleep is not None:
+            raise Unavailable("the server is asleep", "POST /wake_up, or ask another one")
 
     async def _add(self, name: str, path: str) -> None:
         """Serve a pulled model, with the options that hold for all models."""
@@ -251,6 +282,7 @@ class Slot:
 
     async def loaded(self) -> EngineClient:
         """The model's engine, when it runs. At most max_queued_requests wait for that."""
+        self._models.check_awake()
         if self.client is not None and self.client.state == "stopped":  # the engine died too often
             self.client = None
         if self.client is None:

@@ -55,6 +55,12 @@ class OneModel:
             raise BadRequest("this server has one model", "start it with --allow-pull", param="model")
         yield PullProgress()
 
+    async def sleep(self) -> None:
+        raise no_sleep()
+
+    async def wake_up(self) -> None:
+        raise no_sleep()
+
     async def drain(self) -> None:
         await self._service.drain()
 
@@ -67,6 +73,10 @@ async def find_loaded(models: Models, name: str | None) -> ResolvedModel:
     if name is not None and served[name].info is None:
         raise Unavailable(f"`{name}` is not loaded", "ask it something first")
     return await models.find(name)
+
+
+def no_sleep() -> BadRequest:
+    return BadRequest("this server does not sleep", "start it with --enable-sleep-mode")
 
 
 def unknown_model(name: str, names: Sequence[str], kind: str = "model") -> UnknownModel:

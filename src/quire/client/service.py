@@ -16,7 +16,7 @@ from quire.core.structured_defaults import STRUCTURED_DEFAULTS, StructuredDefaul
 from quire.text.event import TextEvent
 from quire.text.tokenizers.tokenizer import Tokenizer
 
-State = Literal["starting", "ready", "stalled", "restarting", "draining", "stopped"]
+State = Literal["starting", "ready", "asleep", "stalled", "restarting", "draining", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,13 @@ class Models(Protocol):
     def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
         """Download a model, yielding its progress; then it is served under that name. Closing the iterator cancels
         it."""
+
+    async def sleep(self) -> None:
+        """End all engines, as soon as requests in flight have ended. Until `wake_up`, requests are refused. Raises
+        BadRequest where this is not allowed."""
+
+    async def wake_up(self) -> None:
+        """Start the engines that ran before. Models that cannot be loaded stay asleep, and the reason is raised."""
 
     async def drain(self) -> None:
         """Take no more requests, and return when those in flight have ended."""

@@ -14,20 +14,19 @@ def option(default: Any, help: str, **more: Any) -> Any:
 
 def check_bounds(options: Any) -> None:
     """Raises BadRequest for a field that is below the `minimum`, or above the `maximum`, in its metadata."""
-    for name, value, minimum in below_minimum(options):
-        raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
-    for spec in fields(options):
-        maximum, value = spec.metadata.get("maximum"), getattr(options, spec.name)
-        if maximum is not None and value is not None and value > maximum:
-            raise BadRequest(f"{spec.name} is {value}", f"{spec.name} must be at most {maximum}", param=spec.name)
+    for name, value, bound in out_of_bounds(options):
+        raise BadRequest(f"{name} is {value}", f"{name} must be {bound}", param=name)
 
 
-def below_minimum(options: Any) -> Iterator[tuple[str, float, float]]:
-    """(name, value, minimum) of each field that is less than the `minimum` in its metadata."""
+def out_of_bounds(options: Any) -> Iterator[tuple[str, float, str]]:
+    """(name, value, "at least 1") of each field that is below its `minimum`, or above its `maximum`."""
     for spec in fields(options):
-        minimum, value = spec.metadata.get("minimum"), getattr(options, spec.name)
+        minimum, maximum = spec.metadata.get("minimum"), spec.metadata.get("maximum")
+        value = getattr(options, spec.name)
         if minimum is not None and value is not None and not value >= minimum:  # NaN is no value either
-            yield spec.name, value, minimum
+            yield spec.name, value, f"at least {minimum}"
+        if maximum is not None and value is not None and value > maximum:
+            yield spec.name, value, f"at most {maximum}"
 
 
 def named_values(given: Sequence[str], option: str, kind: str) -> dict[str, str]:

@@ -215,6 +215,11 @@ class EngineOptions:
         choices=("fcfs", "priority", "fair"),
     )
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429", minimum=0)
+    enable_sleep_mode: bool = option(
+        False,
+        "let clients end the engine, which gives its memory back, and start it again (vLLM's /sleep and /wake_up): "
+        "every client that reaches the port can then stop the server's work; LLM and AsyncEngine can always sleep",
+    )
     max_wait: float | None = option(
         None,
         "seconds until the first token; a request that would have to wait longer is answered with 429 at once",
@@ -415,5 +420,6 @@ JSON_OPTIONS = (
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")  # the options of speculative decoding
 ROPE = ("rope_scaling", "rope_scale", "yarn_orig_ctx", "rope_theta", "hf_overrides")  # the options that scale positions
+SERVING = ("max_queued_requests", "enable_sleep_mode")  # the options of servers
 ENGINES = ("data_parallel_size", "distributed_executor_backend")  # the options of several engines
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters

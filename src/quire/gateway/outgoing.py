@@ -7,7 +7,7 @@ from urllib.parse import quote
 import msgspec
 
 from quire.gateway.loops import via
-from quire.gateway.request_facts import RequestFacts, with_fields
+from quire.gateway.request_facts import RequestFacts, renamed, with_fields
 from quire.gateway.resuming import RESUME_HEADER, DeliveredStream
 from quire.gateway.routes import OPENAI_STREAMS, SALTED, path_model
 from quire.gateway.tenants import Tenant, Tenants
@@ -37,7 +37,7 @@ def outgoing_body(
         if (named := path_model(request.path)) is not None:
             target = target.replace(named.encode("latin-1"), quote(model, safe="").encode(), 1)
         else:
-            changes["name" if "model" not in facts.fields else "model"] = model
+            changes = renamed(facts, model)
     if tenant.name and facts.stream and request.path in OPENAI_STREAMS and "stream_options" not in facts.fields:
         changes["stream_options"] = {"include_usage": True}
         drop_usage = True

@@ -33,7 +33,10 @@ LITELLM = {
     **dict.fromkeys(["sso", "ui", "login"], "the admin listener has a page at /"),
     "health": "the admin listener has /workers, and what is wrong with each",
 }
-WHERE = {**LITELLM, **ADMIN}
+WORKERS = dict.fromkeys(
+    ["sleep", "wake_up", "is_sleeping"], "ask the worker itself: others get its requests while it sleeps"
+)
+WHERE = {**LITELLM, **ADMIN, **WORKERS}
 
 
 def where_it_is(path: str) -> str:

@@ -23,6 +23,7 @@ LIMIT_FIELDS = (
 )
 SCHEMA_FIELDS = ("response_format", "structured_outputs", "guided_json", "format")
 SGLANG_PROMPTS = ("text", "input_ids")  # of its /generate
+ADAPTER_PATHS = ("/generate", "/generate_stream", "/")  # of SGLang and TGI, whose bodies name an adapter apart
 NESTED_FIELDS = ("options", "parameters", "sampling_params")  # of Ollama; of TGI and KServe; of SGLang: limits in them
 RARE_SCALARS = ("n", "best_of", "priority", "user", "cache_salt", "previous_response_id")
 RARE_FIELDS = frozenset({"tools", *SCHEMA_FIELDS, *RARE_SCALARS})
@@ -37,7 +38,8 @@ _listed = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 class RequestFacts(msgspec.Struct):
-    model: str | None = None
+    model: str | None = None  # or an adapter of one
+    model_field: str = "model"  # where it stands, unless the path names it
     stream: bool = False
     has_tools: bool = False
     has_schema: bool = False
@@ -75,15 +77,14 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
         raise BadRequest(f"the body is not a JSON object: {error}", "send JSON") from None
     values = {name: _value(name, raw) for name, raw in fields.items() if name in SCALARS}
     named = path_model(path)
-    model = unquote(named) if named else _text(values, "model")
-    if model is None and path == "/api/show":
-        model = _text({"name": _value("name", fields["name"])}, "name") if "name" in fields else None
+    model, model_field = (unquote(named), "model") if named else _model(path, fields, values)
     if model is not None and len(model) > MAX_MODEL_NAME:
         raise BadRequest(f"the model's name has {len(model)} characters", f"at most {MAX_MODEL_NAME}", param="model")
     if doubled := [name for name in fields if name.casefold() == "model" and name != "model"]:
         # Go's servers take it for `model`, so a key could name two models.
         raise BadRequest(f"the field `{doubled[0]}` is not `model`, and some workers take it for that", param="model")
-    facts = RequestFacts(model, _streams(path, fields), max_tokens=_max_tokens(fields, values), fields=fields)
+    streams = _streams(path, fields)
+    facts = RequestFacts(model, model_field, streams, max_tokens=_max_tokens(fields, values), fields=fields)
     facts.prompt = b"".join([fields[name] for name in PROMPT_FIELDS if name in fields])
     if "prompt" in fields:
         facts.n = _num_prompts(fields["prompt"])
@@ -92,6 +93,32 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
     if not fields.keys().isdisjoint(RARE_FIELDS):
         _read_rare(facts, fields, values)
     return facts
+
+
+def _model(path: str, fields: dict[str, Any], values: dict[str, Any]) -> tuple[str | None, str]:
+    """The model that a body names, or the adapter, which counts where both are named; and the field it stands in."""
+    if path in ADAPTER_PATHS and (adapter := _adapter(fields)) is not None:
+        return adapter
+    if "model" not in fields and "name" in fields and path == "/api/show":
+        return _text({"name": _value("name", fields["name"])}, "name"), "name"
+    return _text(values, "model"), "model"
+
+
+def _adapter(fields: dict[str, Any]) -> tuple[str, str] | None:
+    """The adapter of a body, in SGLang's words or in those of TGI, and the field it stands in."""
+    given = {"lora_path": fields["lora_path"]} if "lora_path" in fields else {}
+    for nested in _nested(fields["parameters"]) if "parameters" in fields else []:
+        given |= {"parameters": nested["adapter_id"]} if "adapter_id" in nested else {}
+    named = [(name, field) for field, raw in given.items() for name in _names(field, raw)]
+    if len({name for name, _ in named}) > 1:  # a key may be allowed one of them
+        raise BadRequest("the body names several adapters", "send a request for each", param="lora_path")
+    return next(((name, field) for name, field in named if name), None)
+
+
+def _names(field: str, raw: msgspec.Raw) -> list[str]:
+    """The adapter of all prompts, or of each; "": the base model."""
+    values = [_value(field, each) for each in (_items.decode(raw) if bytes(raw)[:1] == b"[" else [raw])]
+    return [value if isinstance(value, str) else "" for value in values]
 
 
 def _read_sglang(facts: RequestFacts, fields: dict[str, Any]) -> None:
@@ -121,6 +148,14 @@ def _read_rare(facts: RequestFacts, fields: dict[str, Any], values: dict[str, An
     facts.cache_salt = _text(values, "cache_salt") or ""
     facts.previous = _text(values, "previous_response_id") or ""
     facts.priority = min(_count(values, "priority") or 0, MAX_PRIORITY)
+
+
+def renamed(facts: RequestFacts, model: str) -> dict[str, Any]:
+    """The change of the body that names another model."""
+    if facts.model_field == "parameters":
+        [parameters] = _nested(facts.fields["parameters"])
+        return {"parameters": {**parameters, "adapter_id": model}}
+    return {facts.model_field: model}
 
 
 def with_fields(facts: RequestFacts, changes: dict[str, Any]) -> bytes:

@@ -48,7 +48,8 @@ SALTED = OPENAI_STREAMS | {"/v1/responses"}
 
 
 def route_kind(method: str, path: str) -> RouteKind | None:
-    """None: the gateway does not pass it on. Paths that change a worker (adapters, pulls, caches) are never passed."""
+    """None: the gateway does not pass it on. Paths that change a worker (adapters, pulls, caches, sleep)
+    are never passed."""
     if method == "POST" and (kind := _POSTED.get(path)) is not None:
         return kind
     if method == "POST" and _KSERVE.fullmatch(path):

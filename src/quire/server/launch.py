@@ -59,17 +59,19 @@ async def _main(
 async def _models(
     engine: EngineOptions, server: ServerOptions, metrics: Metrics, spawned: EngineProcess | None
 ) -> AsyncIterator[Models]:
-    if server.loads_on_demand:
+    if server.loads_on_demand or engine.enable_sleep_mode:
         from quire.client.many_models import ManyModels
 
         options_of_one = {
+            "prefill_engines": server.prefill_engines > 0,
             "kv_transfer_config": engine.kv_transfer_config is not None,
             "data_parallel_size": engine.data_parallel_size > 1,
             "distributed_executor_backend": engine.distributed_executor_backend != "mp",
         }
         for name in (name for name, given in options_of_one.items() if given):
             raise BadRequest(
-                f"{name} is for one model that stays, and models, allow_pull and sleep_idle_seconds load on demand",
+                f"{name} is for one model that stays, and models, allow_pull, sleep_idle_seconds and enable_sleep_mode "
+                "load on demand",
                 "serve one model, and let it stay",
                 param=name,
             )
@@ -78,7 +80,8 @@ async def _models(
         if server.models:
             options = engine_options_per_model(engine, named_models(server.models))
         idle_seconds = server.sleep_idle_seconds if server.sleep_idle_seconds >= 0 else None
-        async with ManyModels(options, server.max_loaded_models, metrics.of, idle_seconds) as models:
+        count, may_sleep = server.max_loaded_models, engine.enable_sleep_mode
+        async with ManyModels(options, count, metrics.of, idle_seconds, may_sleep) as models:
             yield models
     elif server.prefill_engines or engine.is_group:
         from quire.client.engine_group import EngineGroup

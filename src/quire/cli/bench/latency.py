@@ -9,7 +9,7 @@ from quire.cli.bench.engine import BenchRun, EngineBench
 from quire.cli.bench.prompts import random_prompts
 from quire.cli.bench.report import check_target, phase, report, spent, spreads, surroundings
 from quire.cli.bench.resources import Resources
-from quire.cli.bench.setup import add_engine_flags, add_json_flag, check_minimums, progress, read_engine_options, start
+from quire.cli.bench.setup import add_engine_flags, add_json_flag, check_bounds, progress, read_engine_options, start
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.main import INTERRUPTED
@@ -39,7 +39,7 @@ class LatencyFlags:
     )
 
     def __post_init__(self) -> None:
-        check_minimums(self)
+        check_bounds(self)
 
 
 def run(argv: Sequence[str]) -> int:

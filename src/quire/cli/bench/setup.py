@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
-from quire.engine.option import below_minimum
-from quire.engine.options import ENGINES, GENERATION, LORA, EngineOptions
+from quire.engine.option import out_of_bounds
+from quire.engine.options import ENGINES, GENERATION, LORA, SERVING, EngineOptions
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
 
 # Flags without an effect here.
-_SERVING_ONLY = ("served_model_name", "max_queued_requests", *ENGINES, *GENERATION, *LORA)
+_SERVING_ONLY = ("served_model_name", *SERVING, *ENGINES, *GENERATION, *LORA)
 
 
 def add_json_flag(parser: Parser) -> None:
@@ -56,9 +56,9 @@ def start(options: EngineOptions) -> "tuple[Engine, float]":
     return engine, time.perf_counter() - begin
 
 
-def check_minimums(flags: Any) -> None:
-    for name, value, minimum in below_minimum(flags):
-        raise UsageError(f"--{name.replace('_', '-')} is {value}", f"give at least {minimum}")
+def check_bounds(flags: Any) -> None:
+    for name, value, bound in out_of_bounds(flags):
+        raise UsageError(f"--{name.replace('_', '-')} is {value}", f"give {bound}")
 
 
 @contextmanager

@@ -41,7 +41,9 @@ SGLANG: dict[str, PeerOption] = {
     "enable_deterministic_inference": Renamed("batch_invariant", ON, switch=True),
     "enable_flashinfer_allreduce_fusion": NoEffect(KERNELS.reason, switch=True),
     "enable_memory_saver": Only(
-        OFF, "set sleep_idle_seconds: an idle model is unloaded, and loaded again by the next request", switch=True
+        OFF,
+        "`quire serve --enable-sleep-mode` has /sleep and /wake_up, and sleep_idle_seconds needs neither",
+        switch=True,
     ),
     "enable_metrics": NoEffect("/metrics is always there", switch=True),
     "enable_mixed_chunk": CHUNKS,

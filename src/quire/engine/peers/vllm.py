@@ -69,9 +69,6 @@ VLLM: dict[str, PeerOption] = {
     "enable_reasoning": NoEffect("reasoning is split off whenever the model marks it", switch=True),
     "enable_request_id_headers": NoEffect("every response has x-request-id", switch=True),
     "enable_server_load_tracking": NoEffect("GET /load is always there", switch=True),
-    "enable_sleep_mode": Only(
-        OFF, "set sleep_idle_seconds: an idle model is unloaded, and loaded again by the next request", switch=True
-    ),
     "enable_ssl_refresh": NoEffect("certificates are read again on SIGHUP", switch=True),
     "enable_tokenizer_info_endpoint": NoEffect("GET /tokenizer_info is always there", switch=True),
     "grpc": Only(OFF, "requests come by HTTP", switch=True),

@@ -32,3 +32,8 @@ def take_turn(index: int, size: int) -> tuple[torch.device, int]:
 def peak_allocated() -> int:
     """Bytes of tensors, since the process began."""
     return int(torch.cuda.max_memory_allocated())
+
+
+def release_memory() -> None:
+    """Give memory without tensors, which torch keeps, back to the device."""
+    torch.cuda.empty_cache()

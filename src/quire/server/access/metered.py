@@ -91,6 +91,19 @@ class MeteredModels:
         self._check_name(name)
         return self._models.pull(name)
 
+    async def sleep(self) -> None:
+        self._check_all()
+        await self._models.sleep()
+
+    async def wake_up(self) -> None:
+        self._check_all()
+        await self._models.wake_up()
+
+    def _check_all(self) -> None:
+        """A key changes what all use only if it may use all of it."""
+        for offer in self._models.offers():
+            self._check_name(offer.name)
+
     @staticmethod
     def _check_name(name: str) -> None:
         context = current_request_context()

@@ -44,7 +44,8 @@ def generation_route(state: AppState, several: Sequence[Reader]) -> Endpoint:
         body = await read_body(http, state.options.max_body_bytes, last.json_only)
         if RESUME_HEADER in http.headers:
             body = _begin_resumption(body)
-        dialect, parse = reader_of(body, several)
+        is_shared = len(several) > 1
+        dialect, parse = await in_thread_if_large(body, reader_of, body, several) if is_shared else several[0]
         if dialect is last:
             return await answer(http, dialect, parse, body)
         return await with_wire_errors(partial(answer, dialect=dialect, parse=parse, body=body), dialect.wire)(http)

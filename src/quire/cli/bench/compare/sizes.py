@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quire.cli.bench.setup import check_minimums
+from quire.cli.bench.setup import check_bounds
 from quire.cli.parser import UsageError
 from quire.engine.option import option
 
@@ -22,7 +22,7 @@ class Sizes:
     text_len: int = option(512, "tokens of the text that are scored at most", minimum=16)
 
     def __post_init__(self) -> None:
-        check_minimums(self)
+        check_bounds(self)
         for name in ("lengths", "batch_sizes"):
             values = getattr(self, name)
             if min(values) < 1:

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quire.cli.bench.serve.refused_flags import DATASETS as REFUSED_DATASETS
-from quire.cli.bench.setup import check_minimums
+from quire.cli.bench.setup import check_bounds
 from quire.cli.parser import UsageError, nearest
 from quire.engine.option import option
 
@@ -34,7 +34,7 @@ class ServerFlags:
     backend: str = option("openai", f"what the server talks: {', '.join(ENDPOINTS)}", metavar="NAME")
     base_url: str | None = option(None, "its address, instead of --host and --port", metavar="URL")
     host: str = option("127.0.0.1", "where it listens", metavar="HOST")
-    port: int = option(8000, "where it listens")
+    port: int = option(8000, "where it listens", minimum=1, maximum=65535)
     endpoint: str | None = option(None, "path of the requests (default: the backend's own)", metavar="PATH")
     model: str | None = option(None, "model to ask for (default: the first of /v1/models)", metavar="NAME")
     served_model_name: str | None = option(None, "its name at the server, if --model is a path", metavar="NAME")
@@ -71,10 +71,9 @@ class ServerFlags:
         return self.backend == "openai-chat"
 
     def __post_init__(self) -> None:
-        check_minimums(self)
+        check_bounds(self)
         check_known("--backend", self.backend, ENDPOINTS)
-        parts = urlsplit(self.base_url) if self.base_url else None
-        if parts and (parts.scheme not in ("http", "https") or not parts.hostname):
+        if self.base_url and not _is_address(self.base_url):
             raise UsageError(f"--base-url is `{self.base_url}`", "it looks like http://127.0.0.1:8000")
         if not self.path.startswith("/") or any(character <= " " for character in self.path):
             raise UsageError(f"--endpoint is `{self.path}`", "it begins with / and has no spaces")
@@ -83,6 +82,14 @@ class ServerFlags:
                 f"--request-id-prefix is `{self.request_id_prefix}`",
                 "a header has printable characters of ASCII, and here no spaces",
             )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that does not exist, half an IPv6 address
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +128,7 @@ class DatasetFlags:
         return SYNONYMS.get(self.dataset_name, self.dataset_name)
 
     def __post_init__(self) -> None:
-        check_minimums(self)
+        check_bounds(self)
         if self.dataset_name in REFUSED_DATASETS:
             hint = REFUSED_DATASETS[self.dataset_name]
             raise UsageError(f"--dataset-name {self.dataset_name} is one of `vllm bench serve` that is not here", hint)
@@ -159,7 +166,7 @@ class LoadFlags:
     logprobs: int | None = option(None, "ask for so many logprobs of a token", minimum=0)
 
     def __post_init__(self) -> None:
-        check_minimums(self)
+        check_bounds(self)
         for name in ("request_rate", "burstiness"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{flag_of(name)} is {getattr(self, name):g}", "it must be above 0")
