@@ -159,8 +159,6 @@ def test_several_completions_are_those_of_prompts_alone(path: Path) -> None:
 
 
 def test_drafts_change_nothing(path: Path, alone: Tokens) -> None:
-    if path.name == "lfm2":
-        pytest.skip("states in blocks cannot take rejected drafts back")
     with engine(path, batch_invariant=True, spec_method="ngram") as served:
         make_drafts_free(served._scheduler.speculation)
         assert run(served, requests()) == alone

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes import make_drafts_free
+from models.gguf_delta_writing import write_delta_gguf
 from models.head_twins import QWEN_FAMILIES, Target, qwen_mtp_twin, write_qwen_mtp
 from quire import LLM, SamplingParams
 from quire.core.errors import Unsupported
@@ -40,13 +41,18 @@ def answers(llm: LLM) -> list[Any]:
     return [[(list(one.token_ids), one.cumulative_logprob) for one in output.outputs] for output in outputs]
 
 
+@pytest.mark.parametrize("in_gguf", [False, True], ids=["safetensors", "gguf"])
 @pytest.mark.parametrize("family", QWEN_FAMILIES)
-def test_drafts_are_those_of_plain_torch(made: Callable[[str], Path], family: str) -> None:
+def test_drafts_are_those_of_plain_torch(
+    made: Callable[[str], Path], family: str, in_gguf: bool, tmp_path: Path
+) -> None:
     """In chunks, beside other sequences, after right drafts and wrong ones."""
     path = made(family)
     twin = qwen_mtp_twin(Target(path), path, family)
     three = {**CONFIG, "num_speculative_tokens_per_batch_size": [[1, 4, 3]]}  # whatever they gain
-    llm = speculating(path, three, kv_cache_dtype="float32", max_num_batched_tokens=32, max_num_seqs=4)
+    stored = write_delta_gguf(path, tmp_path / "model.gguf") if in_gguf else path
+    memory: dict[str, Any] = {"kv_cache_dtype": "float32", "max_num_batched_tokens": 32, "max_num_seqs": 4}
+    llm = speculating(stored, three, tokenizer=str(path), **memory)
     proposer = llm.engine.executor.runner.proposer._methods[0][1]  # type: ignore[attr-defined]
     heard: list[tuple[list[int], list[int]]] = []
     propose = proposer.propose

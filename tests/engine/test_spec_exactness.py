@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.same_bits import save_lfm2
 from fakes import make_drafts_free
 from models.head_twins import write_bigrams, write_noisy_eagle, write_noisy_medusa, write_qwen_mtp
 from quire import LLM, SamplingParams
@@ -17,7 +18,7 @@ from trials import LENGTH
 
 pytestmark = [pytest.mark.slow, pytest.mark.trial]
 
-NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 14 engines and LENGTH 10: 17,500
+NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 15 engines and LENGTH 10: 18,750
 BLOCK_BYTES = 2 * 2 * 3 * 16 * 16 * 2  # of the tiny model: K and V, layers, heads, head_dim, block_size, bytes
 
 
@@ -79,6 +80,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 16,
     },
     "all, at their real cost": {"method": "ngram,suffix,draft_model", "real": True},
+    "all of LFM2, chunked": {"method": "ngram,suffix,draft_model", "max_num_batched_tokens": 16, "lfm2": True},
 }
 
 
@@ -116,11 +118,13 @@ def answers(llm: LLM, seed: int) -> list[Any]:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_seeded_requests_have_the_tokens_of_no_speculation(
-    tiny_model: Path, rough_model: Path, bigrams: Path, heads: dict[str, Path], hybrid: Path, name: str
+    tiny_model: Path, rough_model: Path, bigrams: Path, heads: dict[str, Path], hybrid: Path, tmp_path: Path, name: str
 ) -> None:
     given = dict(ENGINES[name])
     head = next((path for method, path in heads.items() if method in given["method"]), None)
     target = bigrams if head else hybrid if "mtp" in given["method"] else tiny_model
+    if given.pop("lfm2", False):
+        target = save_lfm2(tiny_model, tmp_path)
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 16, "max_num_batched_tokens": 64}
     pool, real = given.pop("num_blocks", None), given.pop("real", False)
     options |= {key: given.pop(key) for key in ("max_num_batched_tokens", "swap_space") if key in given}

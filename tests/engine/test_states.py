@@ -4,39 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from engine.same_bits import PARAMS, PROMPTS, Bits, bits, cold_bits, save_random
+from engine.same_bits import LFM2_CONV, PARAMS, PROMPTS, Bits, bits, cold_bits, save_lfm2
+from fakes import make_drafts_free
 from quire import LLM, SamplingParams
 from quire.core import kv_tiers
 from quire.core.errors import Unsupported
-from quire.ops.kv_spec import ConvSpec
 from quire.runtime import disk_tier
 from quire.runtime.disk_tier import DiskTier
 
-CONV = ConvSpec(num_layers=2, channels=48, taps=4)
-BLOCK_BYTES = 2 * 1 * 2 * 12 * 16 * 2 + CONV.state_bytes  # K and V, layers, heads, columns, tokens, bytes
+# Two tokens at random: some drafts are right.
+FEW = SamplingParams(seed=3, max_tokens=40, ignore_eos=True, allowed_token_ids=[40, 41], logprobs=1)
+DRAFT_BLOCK_BYTES = 2 * 2 * 3 * 16 * 16 * 2  # of the tiny model: K and V, layers, heads, head_dim, tokens, bytes
+BLOCK_BYTES = 2 * 1 * 2 * 12 * 16 * 2 + LFM2_CONV.state_bytes  # K and V, layers, heads, columns, tokens, bytes
 
 
 @pytest.fixture(scope="module")
 def hybrid(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random LFM2 with the tokenizer of the tiny model."""
-    from transformers import Lfm2Config, Lfm2ForCausalLM
-
-    config = Lfm2Config(
-        vocab_size=259,
-        hidden_size=CONV.channels,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        layer_types=["conv", "full_attention", "conv"],
-        conv_L_cache=CONV.taps,
-        block_multiple_of=16,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.3,
-    )
-    return save_random(tiny_model, tmp_path_factory.mktemp("tiny-lfm2"), lambda: Lfm2ForCausalLM(config))
+    return save_lfm2(tiny_model, tmp_path_factory.mktemp("tiny-lfm2"))
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +56,9 @@ def test_completions_of_one_prompt_are_those_of_prompts_alone(hybrid: Path, pref
     assert len({tuple(one) for one in together[0]}) == 3
 
 
+@pytest.mark.parametrize("drafts", [{}, {"spec_method": "ngram"}], ids=["in blocks", "in slots"])
 def test_an_engine_that_is_started_again_finds_states_on_disk(
-    hybrid: Path, cold: list[Bits], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hybrid: Path, cold: list[Bits], drafts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DiskTier, "read_seconds", lambda self, num_blocks: 0.0)
     for module, name in (
@@ -83,7 +69,7 @@ def test_an_engine_that_is_started_again_finds_states_on_disk(
         monkeypatch.setattr(module, name, 60.0)
     hits = []
     for _ in range(2):
-        llm = LLM(hybrid, kv_disk_path=str(tmp_path))
+        llm = LLM(hybrid, kv_disk_path=str(tmp_path), **drafts)
         assert bits(llm, PROMPTS) == cold
         llm.engine.save_blocks()
         hits.append(llm.engine.stats().tiers["disk"].hits)
@@ -91,9 +77,41 @@ def test_an_engine_that_is_started_again_finds_states_on_disk(
     assert hits[0] == 0 < hits[1]
 
 
-def test_what_states_cannot_do_is_refused_by_name(hybrid: Path) -> None:
-    with pytest.raises(Unsupported, match="speculative decoding with a `Lfm2ForCausalLM`"):
-        LLM(hybrid, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+def speculating(hybrid: Path, **options: object) -> LLM:
+    """States have slots then, since those in blocks could not go back to where a draft was rejected."""
+    llm = LLM(hybrid, **{"spec_method": "ngram", **options})
+    make_drafts_free(llm.engine._scheduler.speculation)
+    return llm
+
+
+def test_drafts_change_nothing(hybrid: Path, cold: list[Bits]) -> None:
+    llm = speculating(hybrid, max_num_batched_tokens=24, max_num_seqs=8)
+    assert bits(llm, PROMPTS) == cold
+    assert bits(llm, PROMPTS) == cold  # with prompts from the cache
+    assert llm.generate(PROMPTS[1:2], PARAMS)[0].num_cached_tokens > 0
+    assert bits(llm, PROMPTS, FEW) == bits(LLM(hybrid), PROMPTS, FEW)
+    assert llm.engine.stats().draft_tokens > llm.engine.stats().accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
+@pytest.mark.parametrize("swap_space", [0, 0.01], ids=["recomputed", "swapped"])
+def test_drafts_in_few_blocks_change_nothing(hybrid: Path, tiny_model: Path, method: str, swap_space: float) -> None:
+    alone = LLM(hybrid, enable_prefix_caching=False, max_model_len=160)
+    expected = [bits(alone, [prompt], FEW)[0] for prompt in PROMPTS]
+    config = {"method": method} | ({"model": str(tiny_model)} if method == "draft_model" else {})
+    block_bytes = BLOCK_BYTES - LFM2_CONV.state_bytes + (DRAFT_BLOCK_BYTES if method == "draft_model" else 0)
+    tight = speculating(
+        hybrid,
+        spec_method=None,
+        speculative_config=config,
+        enable_prefix_caching=False,
+        max_model_len=160,
+        kv_cache_memory_bytes=14 * block_bytes + 8 * LFM2_CONV.in_slots().slot_bytes,
+        swap_space=swap_space,
+    )
+    assert bits(tight, PROMPTS * 2, FEW) == expected * 2
+    stats = tight.engine.stats()
+    assert stats.draft_tokens > stats.accepted_tokens > 0 and stats.preemptions > 0
 
 
 def test_a_hybrid_does_not_draft(hybrid: Path, tiny_model: Path) -> None:

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-from models.gguf_writing import add_metadata, stacked
+from models.gguf_writing import add_metadata, nextn_name, stacked
 from weights.gguf_files import finish
 
 ARCHITECTURES = {
@@ -23,11 +23,10 @@ def write_delta_gguf(source: Path, path: Path) -> Path:
     config = json.loads((source / "config.json").read_text())
     arch = ARCHITECTURES[config["architectures"][0]]
     layers, tiled = config["num_hidden_layers"], arch is not gguf.MODEL_ARCH.QWEN3NEXT
-    names = gguf.get_tensor_name_map(arch, layers)
+    names = gguf.get_tensor_name_map(arch, layers + 1)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     add_metadata(writer, {"intermediate_size": 0} | config | {"num_hidden_layers": layers + 1})
     writer.add_nextn_predict_layers(1)
-    writer.add_tensor(f"blk.{layers}.nextn.eh_proj.weight", np.zeros((2, 4), np.float32))
     heads, key_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
     writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
     writer.add_ssm_state_size(config["linear_key_head_dim"])
@@ -35,12 +34,36 @@ def write_delta_gguf(source: Path, path: Path) -> Path:
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(config["linear_value_head_dim"] * heads)
     writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
-    for name, data in stacked(load_file(source / "model.safetensors")):
+    tensors = {"mtp.fc.weight": np.zeros((2, 4), np.float32)} | load_file(source / "model.safetensors")
+    tensors = {behind_the_last(name, layers): data for name, data in tensors.items()}
+    for name, data in stacked(experts_apart(tensors)):
         for part, values in converted(name, data, config, tiled):
-            translated = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            translated = nextn_name(part) or names.get_name(part, try_suffixes=(".weight", ".bias"))
             assert translated is not None, part
             writer.add_tensor(translated, np.ascontiguousarray(values, np.float32))
     return finish(writer, path)
+
+
+def behind_the_last(name: str, layers: int) -> str:
+    """The converter's name of a tensor: mtp.layers.0 is the layer behind the last."""
+    outer = {"fc": "eh_proj", "norm": "shared_head.norm"}
+    outer |= {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm"}
+    name = name.replace("mtp.layers.0.", f"model.layers.{layers}.")
+    for ours, theirs in outer.items():
+        name = name.replace(f"mtp.{ours}.", f"model.layers.{layers}.{theirs}.")
+    return name
+
+
+def experts_apart(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of Qwen3.5, whose checkpoints stack the experts."""
+    apart = {}
+    for name, data in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), np.split(data, 2, axis=1), strict=True):
+                apart[name.replace("gate_up_proj", f"{part}_proj.weight")] = half
+        else:
+            apart[f"{name}.weight" if name.endswith("experts.down_proj") else name] = data
+    return apart
 
 
 def converted(name: str, data: np.ndarray, config: dict[str, Any], tiled: bool) -> list[tuple[str, np.ndarray]]:

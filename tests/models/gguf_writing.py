@@ -173,6 +173,15 @@ def as_gemma(tensors: dict[str, np.ndarray], config: dict[str, Any], writer: ggu
     return tensors
 
 
+def nextn_name(name: str) -> str | None:
+    """GGUF's name of what only a layer that predicts further tokens has."""
+    parts = r"eh_proj|embed_tokens|enorm|hnorm|shared_head\.head|shared_head\.norm"
+    if (match := re.fullmatch(rf"model\.layers\.(\d+)\.({parts})\.weight", name)) is None:
+        return None
+    kind = gguf.MODEL_TENSOR[f"NEXTN_{match[2].replace('.', '_').upper()}"]
+    return f"{gguf.TENSOR_NAMES[kind].format(bid=match[1])}.weight"
+
+
 def stacked(tensors: dict[str, np.ndarray], model_type: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """The tensors, those of experts one above the other."""
     experts: dict[str, dict[int, np.ndarray]] = {}

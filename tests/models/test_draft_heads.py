@@ -1,7 +1,7 @@
 """Heads that draft from hidden states, beside the same in plain torch: logits, drafts, and what is refused."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,10 @@ from quire.models.registry import family, read_model_config
 from quire.ops.native.liveness import needed_for_logits
 from quire.ops.native.recorder import Recorder, SymbolicBatch
 from quire.ops.opset import OpSet
+from quire.quantize.command import CalibrationOptions, quantize
+from quire.quantize.gptq import GPTQOptions
+from quire.quantize.plan import QuantizeOptions
+from quire.quantize.run import QuantizeRun
 from quire.runtime.kv import KVSize, kv_spec
 from quire.runtime.runner import Runner
 from quire.runtime.spec import METHODS
@@ -136,9 +140,12 @@ class Steps:
         self.run(runs, [])
 
 
-def check_drafts(backend: str, path: Path, method: str, head: Path, twin: Drafts, *, brief: bool = False) -> None:
-    """At every step: after a prompt in chunks, without drafts, with right, wrong and half right ones."""
-    steps = Steps(new_runner(make_ops(backend), path, method, head), prompts=SHORT if brief else PROMPTS)
+def check_drafts(
+    backend: str, path: Path, method: str, head: Path, twin: Drafts, *, brief: bool = False, file: Path | None = None
+) -> None:
+    """At every step: after a prompt in chunks, without drafts, with right, wrong and half right ones. `file`: the same
+    target in another format."""
+    steps = Steps(new_runner(make_ops(backend), file or path, method, head), prompts=SHORT if brief else PROMPTS)
     target = Target(path)
     without_chain(steps.runner)  # its steps cannot be listened to
     heard = logits_heard(head_of(steps.runner))
@@ -209,6 +216,20 @@ BACKENDS = ["torch", "native"] if DEVICE is None else ["gpu"]
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_drafts_are_those_of_plain_torch(made: Any, backend: str, name: str) -> None:
     check_drafts(backend, *made(name))
+
+
+@pytest.mark.parametrize("family", ["deepseek", "glm"])
+def test_drafts_of_a_gguf_file_are_those_of_plain_torch(made: Any, family: str, tmp_path: Path) -> None:
+    """DeepSeek's as llama.cpp writes it, GLM's as Quire does."""
+    path, method, head, twin = made(f"MTP {family}")
+    file = tmp_path / "model.gguf"
+    if family == "deepseek":
+        writing = pytest.importorskip("models.gguf_deepseek_writing", reason="needs the package gguf")
+        writing.write_deepseek_gguf(path, file, apart=True)
+    else:
+        run = QuantizeRun(path, file, QuantizeOptions("F32"))
+        quantize(run, CalibrationOptions(measured_tokens=0), None, GPTQOptions(), lambda phase, done, total: None)
+    check_drafts(BACKENDS[-1], path, method, head, twin, file=file)
 
 
 def test_drafts_of_the_gpus_op_set(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,6 +391,19 @@ def test_a_head_that_does_not_fit_is_refused_by_name(
 def test_a_family_without_the_layers_is_refused(tiny_model: Path) -> None:
     with pytest.raises(Unsupported, match="`LlamaForCausalLM` without layers that predict further tokens"):
         HeadCheckpoint.open("mtp", "", open_checkpoint(tiny_model), target_config(tiny_model))
+
+
+def test_another_kind_of_layer_is_refused(made: Any) -> None:
+    path = made("MTP glm")[0]
+    config = target_config(path)
+    own_kind = type("OtherConfig", (type(config),), {})
+    one = {name: getattr(config, name)[:1] for name in ("windows", "rotated", "sparse")}
+    for other in (
+        replace(config, layers=1, **one),  # behind which lies an ordinary layer
+        own_kind(**{field.name: getattr(config, field.name) for field in fields(config)}),
+    ):
+        with pytest.raises(Unsupported, match=r"`Glm4MoeForCausalLM` without a layer .* as those of DeepSeek-V3"):
+            HeadCheckpoint.open("mtp", "", open_checkpoint(path), other)
 
 
 def test_more_drafts_than_heads_are_refused(tmp_path: Path, tiny_model: Path) -> None:

@@ -22,7 +22,7 @@ from transformers import (
 
 from models.checking import TINY, Cases, random_model
 from models.gguf_checking import check_file
-from models.test_deepseek import write_gguf as write_mla
+from models.gguf_deepseek_writing import write_deepseek_gguf as write_mla
 from models.test_newer_families import (
     DEFAULT,
     EXPERTS,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from engine.same_bits import save_lfm2
 from models.checking import TINY, random_model
 from models.gpu_steps import BLOCK, LENGTH, logits_of, run_steps
 from models.lora_files import adapter
@@ -104,6 +105,11 @@ def test_adapters_are_on_both_devices(deep_model: Path, tmp_path: Path) -> None:
         found.append([output.outputs[0].token_ids for output in outputs])
         llm.engine.stop()
     assert found[0] == found[1] and found[0][0] != found[0][1]
+
+
+def test_states_of_convolutions_are_not_in_slots_of_two_devices(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"decoding with a `Lfm2ForCausalLM` with layers.*\n.*speculative_config"):
+        CpuLayersExecutor(save_lfm2(tiny_model, tmp_path), ExecutorOptions(verifies_drafts=True), 1).load()
 
 
 def test_numbers_of_layers_are_checked(deep_model: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,12 +1,15 @@
 """Checkpoints in Hugging Face's layout become GGUF files, and GGUF files other GGUF files."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from models.head_twins import write_mtp
 from quantize.plain_models import FAMILIES, write_plain
 from quire.core.errors import QuireError
 from quire.ops.dequantize import dequantize
@@ -57,10 +60,10 @@ def test_the_library_reads_the_keys_and_the_types(plain_llama: Path, tmp_path: P
     assert reader.fields["general.architecture"].contents() == "llama"
     assert reader.fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q4_K_M
     assert reader.fields["llama.rope.dimension_count"].contents() == 32
-    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
-    assert types["output.weight"] == types["blk.1.ffn_down.weight"] == "Q6_K"
-    assert types["blk.0.attn_q.weight"] == types["token_embd.weight"] == "Q4_K"
-    assert types["blk.0.attn_norm.weight"] == "F32"
+    kinds = types(out)
+    assert kinds["output.weight"] == kinds["blk.1.ffn_down.weight"] == "Q6_K"
+    assert kinds["blk.0.attn_q.weight"] == kinds["token_embd.weight"] == "Q4_K"
+    assert kinds["blk.0.attn_norm.weight"] == "F32"
     down = next(tensor for tensor in reader.tensors if tensor.name == "blk.0.ffn_down.weight")
     theirs = gguf.dequantize(down.data, down.tensor_type)
     assert np.array_equal(theirs, values(out, "model.layers.0.mlp.down_proj.weight"))
@@ -87,6 +90,43 @@ def test_a_gguf_file_becomes_a_folder_and_a_file_again(plain_llama: Path, tmp_pa
     text = "round and 2 round <|im_end|>"
     assert Tokenizer.load(folder).encode(text) == Tokenizer.load(plain_llama).encode(text)
     assert Tokenizer.load(folder).eos_ids == Tokenizer.load(plain_llama).eos_ids
+
+
+def test_layers_that_predict_further_tokens_are_written_as_llama_cpp_names_them(
+    plain_llama: Path, tmp_path: Path
+) -> None:
+    source = write_mtp(tmp_path / "model", "glm", plain_llama)
+    layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
+    file = converted(source, tmp_path / "model.gguf", "F32")
+    assert [*counts(file)] == [layers + 1, 1]
+    parts = {name.removeprefix(f"blk.{layers}.nextn.") for name in types(file) if ".nextn." in name}
+    assert parts == {
+        f"{part}.weight"
+        for part in ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
+    }
+    folder = converted(file, tmp_path / "folder", "F32")
+    for path in (file, folder):
+        assert set(open_checkpoint(path).names()) == set(open_checkpoint(source).names())
+    for name in open_checkpoint(source).names():
+        assert np.array_equal(values(folder, name), values(source, name)), name
+    small = converted(file, tmp_path / "small.gguf", "COPY", pruned=(0,))
+    assert [*counts(small)] == [layers, 1]
+    norm = "model.layers.{}.shared_head.norm.weight"
+    assert np.array_equal(values(small, norm.format(layers - 1)), values(source, norm.format(layers)))
+    tensors = load_file(source / "model.safetensors")
+    tensors = {name: data for name, data in tensors.items() if f"layers.{layers}." not in name}
+    save_file(tensors, source / "model.safetensors")  # as some save it: config.json has the layer, and no file
+    assert [*counts(converted(source, tmp_path / "without.gguf", "F32"))] == [layers, 0]
+
+
+def counts(path: Path) -> Iterator[int]:
+    fields = gguf.GGUFReader(path).fields
+    for key in ("block_count", "nextn_predict_layers"):
+        yield fields[f"glm4moe.{key}"].contents()
+
+
+def types(path: Path) -> dict[str, str]:
+    return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
 
 
 def test_rows_that_are_no_whole_blocks_get_another_type() -> None:

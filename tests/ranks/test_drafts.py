@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from engine.same_bits import PROMPTS, bits, save_lfm2
 from engine.test_head_speculation import answers, params, prompts, speculating
 from models.head_twins import FORMATS, write_mtp
-from quire import LLM
+from quire import LLM, SamplingParams
 from quire.core.errors import BadRequest
 from runtime.oracle import tree_oracle
 from trials import LENGTH
@@ -59,6 +60,20 @@ def test_a_draft_model(tiny_model: Path, plain: list[Any]) -> None:
     assert drafted(tiny_model, config, tensor_parallel_size=2, **swapping)[0] == plain
     if LENGTH > 1:
         assert drafted(tiny_model, config, tensor_parallel_size=3) == alone
+
+
+@pytest.mark.parametrize("how", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_states_of_convolutions_are_taken_back_on_every_rank(tiny_model: Path, tmp_path: Path, how: str) -> None:
+    path = save_lfm2(tiny_model, tmp_path)
+    few = SamplingParams(seed=3, max_tokens=24, ignore_eos=True, allowed_token_ids=[40, 41], logprobs=1)
+    plain = LLM(path, max_model_len=128, **{how: 2})
+    expected = bits(plain, PROMPTS, few)
+    plain.engine.stop()
+    llm = speculating(path, {"method": "ngram"}, **{how: 2})
+    assert bits(llm, PROMPTS, few) == expected
+    stats = llm.engine.stats()
+    llm.engine.stop()
+    assert stats.draft_tokens > stats.accepted_tokens > 0
 
 
 def test_trees(tiny_model: Path, plain: list[Any]) -> None:

@@ -180,7 +180,8 @@ def _plan(arguments: Namespace) -> None:
     _check_context(arguments, model)
     setup = _setup(arguments, hardware)
     draft = read_draft(arguments, model, hardware)
-    plan = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments), setup, draft)
+    kv = _kv_spec(model, arguments, hardware, drafts=draft is not None)
+    plan = make_plan(model, kv, _load(arguments), setup, draft)
     if arguments.json:
         print(json.dumps(as_json(plan), indent=2))
         return
@@ -192,8 +193,9 @@ def _plan(arguments: Namespace) -> None:
             print(f"{tensor.nbytes:>14,}  {tensor.type:<9} {[*tensor.shape]!s:<20} {tensor.name}")
 
 
-def _kv_spec(model: "PlannedModel", arguments: Namespace, hardware: "Hardware") -> "KVSpec":
-    return model.kv_spec(kv_dtype(arguments, hardware), checkpoint_dtype=arguments.state_checkpoint_dtype)
+def _kv_spec(model: "PlannedModel", arguments: Namespace, hardware: "Hardware", drafts: bool = False) -> "KVSpec":
+    dtype = kv_dtype(arguments, hardware)
+    return model.kv_spec(dtype, checkpoint_dtype=arguments.state_checkpoint_dtype, drafts=drafts)
 
 
 def _setup(arguments: Namespace, hardware: "Hardware") -> "Setup":

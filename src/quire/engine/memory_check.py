@@ -44,7 +44,8 @@ def _least(checkpoint: Checkpoint, options: ExecutorOptions, quantization: str |
     from quire.planning.planned_model import plan_model
 
     model = plan_model(checkpoint.path.name, checkpoint, NativeFormat(), quantization)
-    kv = model.kv_spec(options.kv_cache_dtype, options.block_size, options.state_checkpoint_dtype)
+    kept = options.kv_cache_dtype, options.block_size, options.state_checkpoint_dtype
+    kv = model.kv_spec(*kept, drafts=options.has_drafts)
     load = Load(users=1, context=min(LEAST_CONTEXT, model.config.max_length))
     return plan_memory(model, kv, load, max_num_batched_tokens=options.max_num_batched_tokens)
 

@@ -168,6 +168,7 @@ def executor_options(options: EngineOptions) -> ExecutorOptions:
         "max_loras",
         "weight_bytes",
         "offload_weight_bytes",
+        "verifies_drafts",
     }
     return ExecutorOptions(
         backend="cuda" if uses_gpu(options.device) else "native",

@@ -36,7 +36,7 @@ class CpuLayersExecutor(LocalExecutor):
         super().__init__(path, options)
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> TwoDeviceOps:
-        _check_model(config, self.cpu_layers)
+        _check_model(config, self.cpu_layers, options.has_drafts)
         return TwoDeviceOps(new_ops(replace(options, backend="native")), new_ops(options))
 
     def _load_model(
@@ -124,11 +124,16 @@ def _check(options: ExecutorOptions) -> None:
         )
 
 
-def _check_model(config: ModelConfig, cpu_layers: int) -> None:
+def _check_model(config: ModelConfig, cpu_layers: int, drafts: bool) -> None:
     if isinstance(config, Seq2SeqConfig):
         raise Unsupported(f"a `{config.architecture}`, which has an encoder, is not divided by layers", HINT)
     if config.states is not None:
         raise Unsupported("a model with recurrent states is not divided by layers", HINT)
+    if config.conv is not None and drafts:
+        raise Unsupported(
+            f"speculative decoding with a `{config.architecture}` with layers on the CPU and on the GPU",
+            "leave out speculative_config",
+        )
     if not 1 <= cpu_layers < config.layers:
         raise BadRequest(
             f"cpu_layers is {cpu_layers}, and the model has {config.layers} layers",

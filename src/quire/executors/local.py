@@ -79,7 +79,8 @@ class LocalExecutor:
         if options.kv_dtype == "fp8" and isinstance(checkpoint, HuggingFaceCheckpoint):
             scales = checkpoint.kv_scales()
         config = config.at_length(longest(config, options.max_model_len))
-        spec = kv_spec(config, options.block_size, options.kv_dtype, scales, options.state_checkpoint_dtype)
+        kept = options.kv_dtype, scales, options.state_checkpoint_dtype
+        spec = kv_spec(config, options.block_size, *kept, drafts=options.has_drafts)
         if options.on_gpu:
             check_gpu_spec(spec)
         self._check_speculation(config)
@@ -181,11 +182,6 @@ class LocalExecutor:
         return cast(Checkpoint, checkpoint)
 
     def _check_speculation(self, config: ModelConfig) -> None:
-        if self.options.speculation is not None and config.conv is not None:
-            raise Unsupported(
-                f"speculative decoding with a `{config.architecture}`: its states cannot take rejected drafts back",
-                "leave out speculative_config",
-            )
         if self.options.speculation is not None:
             self.options.speculation.check_fits(longest(config, self.options.max_model_len))
 

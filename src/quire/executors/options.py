@@ -41,11 +41,16 @@ class ExecutorOptions:
     tensor_parallel_size: int = 1  # ranks, of the model or of each of its stages
     enable_expert_parallel: bool = False
     speculation: "SpecConfig | None" = None
+    verifies_drafts: bool = False  # of a rank that is told by rank 0, which alone knows of methods without weights
     weight_bytes: int | None = None  # what the weights will take; None: as much as their files
 
     @property
     def on_gpu(self) -> bool:
         return self.backend == "cuda"
+
+    @property
+    def has_drafts(self) -> bool:
+        return self.verifies_drafts or self.speculation is not None
 
     @property
     def host_tier_bytes(self) -> int:

@@ -22,6 +22,7 @@ from quire.ops.opset import OpSet, Value
 from quire.ops.tensors import PackedWeight
 from quire.weights.checkpoint import Checkpoint
 
+OTHERS = "draft with a head of its own: eagle3, medusa; or use ngram or suffix"
 MtpConfig = DeepseekConfig | MoeConfig
 Block = Callable[[OpSet, Value, Value, Any], Value]  # (ops, x, angles, batch)
 
@@ -30,16 +31,29 @@ def config(checkpoint: Checkpoint, target: ModelConfig) -> MtpConfig | qwen_mtp.
     """The configuration of the target, with one layer."""
     if isinstance(target, qwen_mtp.QwenConfig) and qwen_mtp.has_layer(checkpoint, target):
         return qwen_mtp.config(checkpoint, target)
-    if not isinstance(target, MtpConfig) or not target.num_mtp_layers:
+    if isinstance(target, qwen_mtp.QwenConfig) or not getattr(target, "num_mtp_layers", 0):
         raise Unsupported(
             f"{checkpoint.path.name} is a `{target.architecture}` without layers that predict further tokens "
             "(num_nextn_predict_layers)",
-            "draft with a head of its own: eagle3, medusa; or use ngram or suffix",
+            OTHERS,
         )
+    if type(target) not in (DeepseekConfig, MoeConfig) or not _is_stored(checkpoint, target):
+        raise Unsupported(
+            f"{checkpoint.path.name} is a `{target.architecture}` without a layer behind the last that predicts "
+            "further tokens as those of DeepSeek-V3, GLM-4.5 and Qwen3-Next do",
+            OTHERS,
+        )
+    assert isinstance(target, MtpConfig)
     if isinstance(target, DeepseekConfig):
         return replace(target, layers=1, windows=target.windows[-1:], num_dense=0 if target.num_experts > 1 else 1)
     rotated, sparse = target.rotated[-1:], target.sparse[-1:]
     return replace(target, layers=1, windows=target.windows[-1:], rotated=rotated, sparse=sparse)
+
+
+def _is_stored(checkpoint: Checkpoint, target: ModelConfig) -> bool:
+    """Whether there is such a layer as DeepSeek-V3 has it. (Without names it is a DummyCheckpoint.)"""
+    stored = checkpoint.names()
+    return not stored or f"model.layers.{target.layers}.shared_head.norm.weight" in stored
 
 
 def head_specs(hidden: int) -> TensorSpecs:

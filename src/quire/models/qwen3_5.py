@@ -32,7 +32,6 @@ MOE = MoeFamily(
 class Qwen35Config(LlamaConfig):
     delta: DeltaShape
     converted: bool = False  # see Qwen3NextConfig
-    num_mtp_layers: int = 0
 
     @property
     def delta_eps(self) -> float:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from quire.models import llama, moe
 from quire.models.config import ATTENTION
-from quire.models.deepseek import mtp_layers
 from quire.models.delta_net import (
     ConvWeight,
     DecayRate,
@@ -77,13 +76,7 @@ def delta_fields(hf: CheckpointConfig, adapted: CheckpointConfig, fields: dict[s
     """The fields of a configuration, with those of delta nets added."""
     shape = read_shape(adapted, tiled=hf.bool("tiled_heads", False))
     hybrid = hybrid_fields(fields, interval_kinds(hf, fields["layers"]), shape)
-    mtp = hf.int("num_nextn_predict_layers", 0)  # behind the last layer: in GGUF files
-    return hybrid | {"converted": hf.bool("converted", False), "num_mtp_layers": mtp}
-
-
-def unused_tensors(c: Any) -> list[str]:
-    """Patterns of the names of layers that predict further tokens."""
-    return [r"mtp\..*", *mtp_layers(c.layers, c.num_mtp_layers)]
+    return hybrid | {"converted": hf.bool("converted", False)}
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
@@ -179,7 +172,6 @@ def load_layers(
         layers,
         DeltaLayer,
         moe.feed_forward,
-        unused_tensors(config),
         mixer=mixer,
     )
 

@@ -34,6 +34,10 @@ class ConvSpec:
         """The convolution states of all layers after one token."""
         return 4 * self.num_layers * (self.taps - 1) * self.channels
 
+    def in_slots(self) -> "StateSpec":
+        """The same states in slots beside the blocks, with a recurrence of one number, which is not used."""
+        return StateSpec(self.num_layers, (1,), self.channels, self.taps)
+
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
@@ -131,8 +135,8 @@ class KVSpec:
     values are divided by `fp8_scales` of their layer, where it has any.
 
     With `conv`, a block also has the state of every causal convolution after the last token written to it: a full block
-    is a prefix from which a sequence can continue. States that are too large for that are beside the blocks, in slots
-    of their own: `states`. A model has one of both, or neither.
+    is a prefix from which a sequence can continue. States that are too large for that, or that have to go back to where
+    a draft was rejected, are beside the blocks, in slots of their own: `states`. A cache has one of both, or neither.
 
     With `windows`, a block has no part of the layers with a window: that is in window pages. With `index`, a block of a
     latent cache also has the key of each layer's indexer, in the same type."""

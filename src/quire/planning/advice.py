@@ -98,7 +98,7 @@ def _speculation(plan: Plan) -> list[Advice]:
     """The best number of draft tokens at a usual acceptance rate, by the ceilings of both models."""
     acceptance = NGRAM_ACCEPTANCE if plan.draft is None else DRAFT_ACCEPTANCE
     k, gain = plan.speculation.best(acceptance)
-    if gain < 1.05 or plan.model.config.conv:  # states cannot take rejected drafts back
+    if gain < 1.05:
         return []
     if plan.draft is None:
         why = f"where {acceptance:.0%} of draft tokens are accepted, as in text that repeats; proposing them is free"

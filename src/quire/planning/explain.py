@@ -24,7 +24,7 @@ def _memory(plan: Plan) -> list[str]:
         keys = f"2 x {config.kv_heads} heads x {config.head_dim} columns"
     kv_bytes = kv.kv_bytes / kv.block_size
     width = kv_bytes / max(config.kv_layers, 1) / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
-    states = f" + {config.conv.state_bytes:,} bytes of states / {kv.block_size} tokens" if config.conv else ""
+    states = f" + {kv.conv.state_bytes:,} bytes of states / {kv.block_size} tokens" if kv.conv else ""
     slots = _slots(kv.states) if kv.states else ""
     is_bounded = any(config.windows) and load.users * load.context * per_token > memory.kv_cache
     windows = ", less what is behind windows" if is_bounded else ""

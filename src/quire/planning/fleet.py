@@ -146,7 +146,7 @@ def plan_engine(
 ) -> SimulatedEngine:  # fmt: skip
     """What an engine with these flags would have on this hardware. `draft`: what proposes draft tokens; None: that is
     free."""
-    kv = model.kv_spec(flags.kv_cache_dtype, flags.block_size)
+    kv = model.kv_spec(flags.kv_cache_dtype, flags.block_size, drafts=num_speculative_tokens > 0)
     ahead = 1 if hardware.is_gpu else 0
     size = size_cache(
         model.config, kv, max_model_len=flags.max_model_len, max_num_seqs=flags.max_num_seqs,

@@ -52,8 +52,10 @@ class PlannedModel:
         layers = [t for t in self.tensors if len(t.shape) > 1 and not t.is_table and not _HEAD.search(t.name)]
         return 8 * sum(t.nbytes for t in layers) / max(sum(prod(t.shape) for t in layers), 1)
 
-    def kv_spec(self, dtype: str, block_size: int = 16, checkpoint_dtype: str = "float32") -> KVSpec:
-        return kv_spec(self.config, block_size, dtype, checkpoint_dtype=checkpoint_dtype)
+    def kv_spec(
+        self, dtype: str, block_size: int = 16, checkpoint_dtype: str = "float32", drafts: bool = False
+    ) -> KVSpec:
+        return kv_spec(self.config, block_size, dtype, checkpoint_dtype=checkpoint_dtype, drafts=drafts)
 
     def step(self, shape: StepShape, kv: KVSpec) -> StepCounter:
         if (shape, kv) not in self._steps:

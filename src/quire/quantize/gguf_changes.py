@@ -51,7 +51,8 @@ def _kind(kind: int) -> str:
 def without_layers(
     tensors: Sequence[GGUFTensor], keys: dict[str, bytes], num_layers: int, pruned: Collection[int]
 ) -> list[GGUFTensor]:
-    """The other layers are numbered anew, and `keys` have their count."""
+    """The other layers are numbered anew, and `keys` have their count. Behind `num_layers` layers may lie some that
+    predict further tokens: they stay."""
     if wrong := [layer for layer in pruned if layer >= num_layers]:
         raise QuantizeError(
             f"--prune-layers names layer {wrong[0]}, and there are 0 to {num_layers - 1}", "leave it out"
@@ -59,10 +60,13 @@ def without_layers(
     kept = [layer for layer in range(num_layers) if layer not in pruned]
     if not kept:
         raise QuantizeError(f"--prune-layers names all {num_layers} layers", "leave some")
-    by_layer = [key for key, value in keys.items() if _array_length(value) == num_layers and "tokenizer" not in key]
+    stored = {int(match[1]) for tensor in tensors if (match := LAYER.fullmatch(tensor.name))}
+    kept += sorted(layer for layer in stored if layer >= num_layers)
+    total = len(kept) + len(set(pruned))
+    by_layer = [key for key, value in keys.items() if _array_length(value) == total and "tokenizer" not in key]
     if by_layer:
         raise QuantizeError(
-            f"{by_layer[0]} has a value for each of {num_layers} layers: layers cannot be left out", "keep all layers"
+            f"{by_layer[0]} has a value for each of {total} layers: layers cannot be left out", "keep all layers"
         )
     for key in keys:
         if key.endswith(".block_count"):

@@ -47,6 +47,8 @@ def metadata_of(config: CheckpointConfig, arch: str, row: GGUFArchitecture) -> d
     for key, gguf_key in row.keys.items():
         if (value := _value(config, key)) is not None:
             metadata[f"{arch}.{gguf_key}"] = float(value) if _is_real(gguf_key) else value
+    if (further := f"{arch}.nextn_predict_layers") in metadata:
+        metadata[f"{arch}.block_count"] += metadata[further]
     model = read_model_config(family(config.architecture), config)
     head_dim = getattr(model, "head_dim", None)
     if head_dim is not None:
@@ -96,7 +98,7 @@ def check_metadata(
 ) -> None:
     """Raises unless the reader makes the same model of the keys."""
     as_read = {key: array("B", value) if isinstance(value, list) else value for key, value in metadata.items()}
-    values = translate_config(row, CheckpointConfig(Path("the new file"), as_read), tensors)
+    values = translate_config(row.of_file(tensors), CheckpointConfig(Path("the new file"), as_read), tensors)
     values["vocab_size"] = config.int("vocab_size")
     ours = read_model_config(family(config.architecture), config.with_values(_without_rope(config)))
     theirs = CheckpointConfig(config.source, {**values, "architectures": [config.architecture]})

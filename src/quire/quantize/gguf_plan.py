@@ -16,7 +16,7 @@ from quire.quantize.file_types import FILE_TYPES, FileTypeContext, is_matrix, te
 from quire.quantize.gguf_changes import overridden, without_layers
 from quire.quantize.gguf_files import cut_by_bytes, encoded, gguf_layouts, planned, stored_keys
 from quire.quantize.gguf_metadata import check_metadata, gguf_architecture, metadata_of, rope_freqs
-from quire.quantize.gguf_source import GGUFTensor
+from quire.quantize.gguf_source import FURTHER, GGUFTensor
 from quire.quantize.gguf_tokenizer import tokenizer_keys
 from quire.quantize.gguf_types import ENCODERS
 from quire.quantize.methods import COPY
@@ -103,8 +103,8 @@ def quantized_tensors(checkpoint: Checkpoint, options: QuantizeOptions) -> list[
 
 
 def _converted(checkpoint: Checkpoint) -> tuple[list[GGUFTensor], dict[str, Any]]:
-    config = checkpoint.config
-    arch, row = gguf_architecture(config)
+    arch, row = gguf_architecture(checkpoint.config)
+    config = checkpoint.config.with_values({FURTHER: gguf_source.num_further_layers(checkpoint, row)})
     tensors = gguf_source.of_checkpoint(checkpoint, row)
     if (factors := rope_freqs(config)) is not None:
         stored = stored_floats("rope_freqs", factors)

@@ -19,6 +19,7 @@ from quire.weights.gguf.names import TensorName, find_architecture, translate_na
 from quire.weights.gguf.splits import all_splits
 from quire.weights.gguf.tensors import TensorEntry, half_split_order, read_directory, stored_tensor
 
+FURTHER = "num_nextn_predict_layers"
 NOT_CONVERTED = re.compile(r".*rotary_emb\.inv_freq|.*\.attention\.(bias|masked_bias)|.*\.attn\.(bias|masked_bias)")
 
 
@@ -69,7 +70,7 @@ def of_checkpoint(checkpoint: Checkpoint, row: GGUFArchitecture) -> list[GGUFTen
     """`row`: that of the architecture, in the tables by which GGUF is read."""
     config, stored = checkpoint.config, dict.fromkeys(checkpoint.names())
     tied = config.bool("tie_word_embeddings", False)
-    names = _gguf_names(row, config)
+    names = _gguf_names(row, config.int("num_hidden_layers") + num_further_layers(checkpoint, row))
     tensors: list[GGUFTensor] = []
     for gguf_name, translated in names:
         experts = _expert_names(translated.name, stored) if "{}" in translated.name else [translated.name]
@@ -90,8 +91,17 @@ def of_checkpoint(checkpoint: Checkpoint, row: GGUFArchitecture) -> list[GGUFTen
     return sorted(tensors, key=_in_order)
 
 
-def _gguf_names(row: GGUFArchitecture, config: CheckpointConfig) -> list[tuple[str, TensorName]]:
+def num_further_layers(checkpoint: Checkpoint, row: GGUFArchitecture) -> int:
+    """How many layers behind the last, which predict further tokens, the checkpoint has beside the others."""
+    if FURTHER not in row.keys:
+        return 0
+    config = checkpoint.config
     layers = config.int("num_hidden_layers")
+    prefixes = [f"{row.layers}.{layers + index}." for index in range(config.int(FURTHER, 0))]
+    return sum(any(name.startswith(prefix) for name in checkpoint.names()) for prefix in prefixes)
+
+
+def _gguf_names(row: GGUFArchitecture, layers: int) -> list[tuple[str, TensorName]]:
     candidates = [*row.tensors]
     candidates += [
         f"blk.{layer}.{part}.{kind}"

@@ -65,8 +65,10 @@ def kv_spec(
     dtype: str,
     scales: Mapping[int, tuple[float, float]] | None = None,
     checkpoint_dtype: str = "float32",
+    drafts: bool = False,
 ) -> KVSpec:
-    """`scales`: the checkpoint's, of an fp8 cache; used if every layer has them. `checkpoint_dtype`: of states."""
+    """`scales`: the checkpoint's, of an fp8 cache; used if every layer has them. `checkpoint_dtype`: of states.
+    `drafts`: whether drafts are verified, which states in blocks cannot take back when they are rejected."""
     if block_size < 1:
         raise BadRequest(f"block_size is {block_size}", "it must be at least 1", param="block_size")
     if dtype == "auto":
@@ -81,14 +83,17 @@ def kv_spec(
     if checkpoint_dtype not in CHECKPOINT_DTYPES:
         names = ", ".join(CHECKPOINT_DTYPES)
         raise Unsupported(f"state_checkpoint_dtype is `{checkpoint_dtype}`", f"use one of {names}")
-    if checkpoint_dtype != "float32" and config.states is None:
+    conv, states = config.conv, config.states
+    if drafts and conv is not None:
+        states, conv = conv.in_slots(), None
+    if checkpoint_dtype != "float32" and states is None:
         raise Unsupported(
             f"state_checkpoint_dtype is {checkpoint_dtype}, and no layer of this model has a state in slots",
             "leave it out",
         )
-    states = replace(config.states, checkpoint_dtype=checkpoint_dtype) if config.states else None
+    states = replace(states, checkpoint_dtype=checkpoint_dtype) if states else None
     shape = config.kv_layers, config.kv_heads, config.head_dim
-    spec = KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv, states)
+    spec = KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, conv, states)
     return replace(spec, index=config.index)
 
 

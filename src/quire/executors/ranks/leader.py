@@ -154,4 +154,4 @@ class LeaderAdapters(LoraAdapters):
 
 def start_arguments(path: str | Path, options: ExecutorOptions) -> tuple[str, dict[str, Any]]:
     """The fields of a rank's `StartRank`."""
-    return str(Path(path).absolute()), asdict(replace(options, speculation=None))
+    return str(Path(path).absolute()), asdict(replace(options, speculation=None, verifies_drafts=options.has_drafts))

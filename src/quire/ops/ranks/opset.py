@@ -138,8 +138,10 @@ class RankOps:
 
     def _own_states(self, states: StateSpec, index: RankIndex) -> StateSpec:
         """This rank's part of states: some heads, or channels where a state has no heads (Mamba)."""
-        *rows, columns = states.shape
-        if len(states.shape) == 2:
+        *rows, columns = shape = states.shape
+        if len(states.shape) == 1:
+            pass  # of convolutions alone
+        elif len(states.shape) == 2:
             shape = (*rows, index.even(columns).count)
         else:
             shape = (index.state_heads(rows[0], self._roles.state_groups).count, *rows[1:], columns)

@@ -39,6 +39,10 @@ class GGUFArchitecture:
     # Prefixes where encoder and decoder have layers: of "enc.blk" and "dec.blk". Keys of `layer_tensors` are then
     # "enc.NAME" and "dec.NAME".
     sides: Mapping[str, str] = field(default_factory=dict)
+    # Where Hugging Face calls the layers that predict further tokens mtp.layers.0 and so on: layer tensors that lie
+    # outside of them there -> their names.
+    mtp_tensors: Mapping[str, str] = field(default_factory=dict)
+    num_layers: int | None = None  # of a file, without layers that predict further tokens
     one_row: Container[str] = ()  # vectors that Hugging Face stores as [1, size]
     variants: Mapping[str, GGUFVariant] = field(default_factory=dict)  # by the layer tensor that a file has
 

@@ -79,7 +79,12 @@ COMMON_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "glm4moe": like_llama(  # and Solar Open
         "Glm4MoeForCausalLM",
         "glm4_moe",
-        keys={**EXPERT_KEYS, **GLM_KEYS},
+        keys={
+            **EXPERT_KEYS,
+            **GLM_KEYS,
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
         constants={"first_k_dense_replace": 0},
         layer_tensors={
             **HEAD_NORMS,

@@ -17,6 +17,7 @@ from quire.weights.gguf.shared_names import (
     EXPERTS,
     GATED_LAYER,
     HEAD_NORMS,
+    MTP_TENSORS,
     NEXTN_TENSORS,
     OUTER_TENSORS,
     SHARED_EXPERT,
@@ -143,6 +144,7 @@ DELTA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         layer_tensors={**DELTA_LAYER, **EXPERT_LAYER},
         norm_offset=1.0,
         derive=delta_net,
+        mtp_tensors=MTP_TENSORS,
     ),
     "qwen35": GGUFArchitecture(
         name="Qwen3_5ForCausalLM",
@@ -152,6 +154,7 @@ DELTA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         layer_tensors=DELTA_LAYER,
         norm_offset=1.0,
         derive=delta_net,
+        mtp_tensors=MTP_TENSORS,
     ),
     "qwen35moe": GGUFArchitecture(
         name="Qwen3_5MoeForCausalLM",
@@ -161,5 +164,6 @@ DELTA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         layer_tensors={**DELTA_LAYER, **EXPERT_LAYER},
         norm_offset=1.0,
         derive=delta_net,
+        mtp_tensors=MTP_TENSORS,
     ),
 }

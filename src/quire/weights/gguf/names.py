@@ -7,7 +7,7 @@ object."""
 import re
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
@@ -78,6 +78,9 @@ def find_architecture(metadata: CheckpointConfig) -> GGUFArchitecture:
         raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")
     for key, value in row.expects.items():
         metadata.expect(f"{name}.{key}", value, None)
+    if row.mtp_tensors:
+        further = metadata.int(f"{name}.nextn_predict_layers", default=0)
+        row = replace(row, num_layers=metadata.int(f"{name}.block_count") - further)
     return row
 
 
@@ -95,14 +98,19 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
     kind = match[4] or (".weight" if part.endswith("_norm") else "")  # which files of Falcon-H1 and PLaMo 3 leave out
     translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.sides[side] if side else row.layers}.{layer}.{translated}"
-        + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
+        _layer_tensor(row, side, int(layer), part) + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
         row.interleaved.get(part),
         row.norm_offsets.get(part, row.norm_offset)
-        if part.endswith("_norm") and part != "ssm_norm" and kind == ".weight"
+        if part.endswith("norm") and part != "ssm_norm" and kind == ".weight"
         else 0.0,
         part == "ffn_gate_inp_shexp" or translated in row.one_row,
     )
+
+
+def _layer_tensor(row: GGUFArchitecture, side: str | None, layer: int, part: str) -> str:
+    if row.mtp_tensors and row.num_layers is not None and layer >= row.num_layers:
+        return row.mtp_tensors.get(part, f"mtp.layers.{layer - row.num_layers}.{row.layer_tensors[part]}")
+    return f"{row.sides[side] if side else row.layers}.{layer}.{row.layer_tensors[part]}"
 
 
 def translate_config(row: GGUFArchitecture, metadata: CheckpointConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:

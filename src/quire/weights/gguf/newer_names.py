@@ -16,6 +16,7 @@ from quire.weights.gguf.shared_names import (
     GLM_KEYS,
     HEAD_NORMS,
     INTERLEAVED_QK,
+    MTP_TENSORS,
     NEXTN_TENSORS,
     OUTER_TENSORS,
     PRE_AND_POST_NORMS,
@@ -187,6 +188,7 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "exp_probs_b": "mlp.e_score_correction_bias",
         },
         derive=_exaone_moe,
+        mtp_tensors=MTP_TENSORS,
     ),
     "hunyuan-moe": like_llama(
         "HunYuanMoEV1ForCausalLM",

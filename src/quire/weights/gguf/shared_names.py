@@ -88,8 +88,17 @@ GLM_KEYS = {
     "num_nextn_predict_layers": "nextn_predict_layers",
 }
 SOFTMAX, SIGMOID = 1, 2  # of expert_gating_func
-NEXTN = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
-NEXTN_TENSORS = {f"nextn.{part}": f"nextn.{part}" for part in NEXTN}
+# Of a layer behind the last that predicts further tokens, beside those of other layers.
+NEXTN_TENSORS = {
+    **{f"nextn.{part}": part for part in ("eh_proj", "embed_tokens", "enorm", "hnorm")},
+    **{f"nextn.shared_head_{part}": f"shared_head.{part}" for part in ("head", "norm")},
+}
+MTP_TENSORS = {
+    "nextn.eh_proj": "mtp.fc",
+    "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "mtp.norm",
+}
 
 GEMMA_KEYS = {
     **DECODER_KEYS,
