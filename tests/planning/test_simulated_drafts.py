@@ -175,7 +175,7 @@ def test_the_plan_and_the_simulation_agree_on_what_speculation_gains(
     hardware: Any, shapes: tuple[str, str], users: int
 ) -> None:
     """Drafts are nearly always right, so that the scheduler takes as many as it may. On a GPU, sequences that wait for
-    drafts take turns."""
+    drafts are verified together."""
     target, small = (planned(shape, hardware.is_gpu) for shape in (shapes[0], shapes[1] or shapes[0]))
     eight_bit, k, acceptance = not hardware.is_gpu, 3, 0.95
     kv, draft = target.kv_spec("auto"), Draft(small, small.kv_spec("auto"), k, is_head=not shapes[1])
@@ -204,7 +204,7 @@ def test_a_draft_model_that_is_as_large_as_the_model_gains_nothing() -> None:
     engine = plan_engine(model, H200, EngineFlags(), num_speculative_tokens=3, acceptance=0.9, draft=draft)
     drafted = Fleet(engine, times, draft_times=draft.times(H200, False))
     tpots = [summarize(fleet.serve(generate(spec))).tpot[50] for fleet in (plain, drafted)]
-    assert tpots[0] <= tpots[1] < 1.1 * tpots[0]
+    assert 0.99 * tpots[0] < tpots[1] < 1.1 * tpots[0], "what is tried now and then is verified, too"
 
 
 def test_steps_of_many_tokens_read_more_experts() -> None:

@@ -11,9 +11,7 @@ from itertools import islice
 from quire.core.step_cost import StepCostModel
 
 COST_MARGIN = 1.1  # by which costs are raised: they and gains are estimates
-# Of a step without drafts, what a device waits for the host between two steps with drafts (an H200, Llama-3.1-8B's
-# shape: 0.06 for one sequence, 0.42 for 64).
-HOST_SHARE, HOST_SHARE_OF_ROW = 0.06, 0.006
+HOST_SHARE, HOST_SHARE_OF_ROW = 0.06, 0.006  # an H200, Llama-3.1-8B's shape: 0.06 for one sequence, 0.42 for 64
 MIN_RATE = 0.05  # drafts that are less likely are left alone
 
 
@@ -95,12 +93,17 @@ class DraftBudget:
     def gains_its_wait(self, accepted: float, num_rows: int) -> bool:
         """Whether so many accepted drafts are worth that sequences wait for their tokens, if all of them do: the device
         waits for the host meanwhile."""
-        return accepted > self._ahead * min(HOST_SHARE + HOST_SHARE_OF_ROW * num_rows, 1.0)
+        return accepted > self._ahead * host_share(num_rows)
 
     def should_wait(self, accepted: float) -> bool:
         """Whether a sequence gains more from verifying drafts in its next step, of which so many are accepted, than
         from the `ahead` steps that it misses while it waits for its token."""
         return accepted > self._ahead
+
+
+def host_share(num_rows: int) -> float:
+    """Of a step without drafts, what a device waits for the host between two steps with drafts."""
+    return min(HOST_SHARE + HOST_SHARE_OF_ROW * num_rows, 1.0)
 
 
 def chain_probabilities(rates: Sequence[float]) -> list[float]:

@@ -1,8 +1,8 @@
 """Makes the plan of a model on a machine."""
 
 from dataclasses import replace
-from math import ceil
 
+from quire.core.draft_budget import host_share
 from quire.ops.kv_spec import KVSpec
 from quire.planning.advice import advise
 from quire.planning.cost import Cost
@@ -76,10 +76,10 @@ def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Dr
 def _speculation(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> SpeculationTable:
     """What drafts would gain, by the step times that `quire simulate` computes, with every user decoding.
 
-    With async scheduling, sequences that wait for their drafts miss the step that is planned meanwhile, which others
-    have: steps of groups take turns."""
-    ahead, middle = 1 if setup.hardware.is_gpu else 0, load.prompt + load.output // 2
-    groups = min(load.users, 1 + ahead)
+    With async scheduling, sequences that wait for their drafts miss the step that is planned meanwhile. Where a method
+    is asked for the drafts of all, none has such a step."""
+    middle = load.prompt + load.output // 2
+    missed = 0.0 if not setup.hardware.is_gpu else 1.0 if draft is None else host_share(load.users)
 
     def step(users: int, num_drafts: int = 0) -> StepWork:
         work = StepWork(num_rows=users * (1 + num_drafts))
@@ -88,13 +88,13 @@ def _speculation(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draf
         return work
 
     times = roofline_times(model, kv.dtype, setup.hardware, tp=setup.tp, eight_bit=setup.eight_bit)
-    plain, in_group = times.seconds(step(load.users)) / groups, ceil(load.users / groups)
+    plain = times.seconds(step(load.users))
     counts = {*NUM_DRAFTS, *([draft.num_tokens] if draft is not None else [])}
-    verify = {k: times.seconds(step(in_group, k)) / plain for k in sorted(counts)}
+    verify = {k: times.seconds(step(load.users, k)) / plain for k in sorted(counts)}
     draft_cost = 0.0
     if draft is not None:
-        draft_cost = draft.times(setup.hardware, setup.eight_bit).seconds(step(in_group)) / plain
-    return SpeculationTable(draft_cost, verify, ahead)
+        draft_cost = draft.times(setup.hardware, setup.eight_bit).seconds(step(load.users)) / plain
+    return SpeculationTable(draft_cost, verify, missed)
 
 
 def _numbers(kv: KVSpec) -> int:

@@ -157,7 +157,7 @@ class Replica:
         """One turn of the engine's loop."""
         assert self.goes_on is not None
         began = now = self.goes_on
-        if self.scheduler.has_work:
+        if self.scheduler.has_work and not (self._drafts and self.scheduler.awaits_output):
             plan = self.scheduler.schedule()
             num_sampled = self._submit(plan, now)
             now += self._host_seconds(num_sampled) if self._ahead else 0.0

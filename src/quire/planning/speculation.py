@@ -21,11 +21,11 @@ class SpeculationTable:
 
     draft_cost: float  # of one draft token, as a share of a plain step; 0: prompt lookup
     verify_costs: Mapping[int, float]  # by k, of the step that verifies them
-    ahead: int = 0  # steps that are planned while one runs: an engine drafts where it gains more tokens than these
+    missed: float = 0.0  # steps that a sequence misses while it waits for its drafts: they have to gain more tokens
 
     def speedup(self, acceptance: float, num_drafts: int) -> float:
         """1: the engine does not draft."""
-        if expected_tokens(acceptance, num_drafts) - 1 <= self.ahead:
+        if expected_tokens(acceptance, num_drafts) - 1 <= self.missed:
             return 1.0
         return speedup(acceptance, num_drafts, self.draft_cost, self.verify_costs[num_drafts])
 
