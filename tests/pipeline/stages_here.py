@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from models.checking import BLOCK_SIZE, MAX_LEN, on_host
 from quire.executors.pipeline.stage import divide_model
@@ -32,7 +33,8 @@ class Stage:
         parts: list[StagePart] = divide_model(module, checkpoint, config, MAX_LEN, size)
         self.part = parts[index]
         ops.begin(self.part)
-        self.received = np.zeros((MAX_LEN, parts[index - 1].handed_columns), np.float32)
+        kind = np.float32 if backend is None or backend.dtype.itemsize == 4 else np.int16
+        self.received = np.zeros((MAX_LEN, parts[index - 1].handed_columns), kind)
         if index:
             ops.received = NativeHiddenStates(self.received) if backend is None else _fetched(self.received, backend)
         self.model = module.load(ops, checkpoint, config, MAX_LEN)
@@ -75,8 +77,13 @@ class InStages:
             if stage is self.stages[-1]:
                 batch.logit_rows = wanted
             logits = stage.program.run(batch)
-            hidden = None if stage is self.stages[-1] else on_host(stage.program.kept[: batch.num_tokens]).copy()
+            hidden = None if stage is self.stages[-1] else _bits(stage.program.kept[: batch.num_tokens])
         return np.array(on_host(logits))
+
+
+def _bits(kept: Any) -> np.ndarray:
+    """The numbers, or of 16 bits what numpy has for them."""
+    return (kept.view(torch.int16).numpy() if kept.dtype in (torch.float16, torch.bfloat16) else on_host(kept)).copy()
 
 
 def _fetched(rows: np.ndarray, backend: Any) -> Any:

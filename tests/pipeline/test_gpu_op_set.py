@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig, Lfm2Config, LlamaConfig, LlamaForCausalLM
+from transformers import DogeConfig, Gemma3TextConfig, Lfm2Config, LlamaConfig, LlamaForCausalLM
 
 from models.checking import TINY, Cases, random_model
 from models.plain_adapters import write_adapter
@@ -69,6 +69,14 @@ def test_stages_give_the_bits_of_one_device(tmp_path: Path, name: str) -> None:
     config, options = MODELS[name]
     random_model(config(**{**TINY, "num_hidden_layers": 2, **options}), seed=3).save_pretrained(tmp_path)
     check(OnOneDevice(tmp_path), InStages(tmp_path, 2, new_backend=lambda: GpuOps(**OPTIONS)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_layers_read_of_layers_long_before_goes_with_the_hidden_states(tmp_path: Path, dtype: str) -> None:
+    """Doge: the embeddings. Its decays are multiplied, in the type of activations."""
+    random_model(DogeConfig(**TINY), seed=3).save_pretrained(tmp_path)
+    given = OPTIONS | {"dtype": dtype}
+    check(OnOneDevice(tmp_path, dtype=dtype), InStages(tmp_path, 2, new_backend=lambda: GpuOps(**given)))
 
 
 def test_adapters_are_loaded_before_a_forward_pass(tmp_path: Path) -> None:

@@ -114,6 +114,6 @@ def _speculation(plan: Plan) -> list[str]:
         f"speculation    = (1 - a^(k+1)) / (1 - a) tokens a step / (cost of verifying k + k x {table.draft_cost:.3f}), "
         f"drafts by {by}",
         *table.lines(),
-        *([f"  1.00x: no more than {table.missed:.2g} draft tokens are expected to be accepted, and a GPU's next step is "
-           "planned meanwhile"] if table.missed else []),
+        *([f"  1.00x: no more than {table.missed:.2g} draft tokens are expected to be accepted, "
+           "and a GPU's next step is planned meanwhile"] if table.missed else []),
     ]  # fmt: skip

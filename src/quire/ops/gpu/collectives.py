@@ -187,7 +187,7 @@ class GpuRankOps(GpuOps):
 
     def all_gather(self, x: GpuValue, cuts: Sequence[Cut]) -> GpuValue:
         if isinstance(x, DeferredDecay):
-            return DeferredDecay(self._exchange.all_columns(x.log, cuts))
+            return replace(x, log=self._exchange.all_columns(x.log, cuts))
         # What follows these takes them before they are rounded, on one device and so here.
         if isinstance(x, ActivatedRows):
             return self.activate(self._exchange.all_columns(x.source, cuts), x.kind)
@@ -215,7 +215,7 @@ class GpuRankOps(GpuOps):
 
     def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[GpuValue, ...]:
         if isinstance(x, DeferredDecay):
-            return tuple(DeferredDecay(part) for part in x.log.split(list(sizes), dim=1))
+            return tuple(replace(x, log=part) for part in x.log.split(list(sizes), dim=1))
         return super().split(x, sizes)
 
     def _all_outputs(self, w: PackedWeight) -> Sequence[int | None]:

@@ -92,9 +92,10 @@ class DeferredDecay:
     """exp(log): what a token leaves of a state. Its kernels want the logarithm, in fp32."""
 
     log: Tensor
+    dtype: torch.dtype  # of the activations, which other ops take it in
 
     def tensor(self) -> Tensor:
-        return self.log.exp()
+        return self.log.exp().to(self.dtype)
 
     @property
     def columns(self) -> int:

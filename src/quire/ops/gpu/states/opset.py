@@ -26,6 +26,7 @@ class StateOps:
     """`OpSet` describes the ops."""
 
     device: torch.device
+    dtype: torch.dtype
     batch_invariant: bool
 
     def conv_weight(self, tensor: StoredTensor) -> Tensor:
@@ -67,10 +68,10 @@ class StateOps:
         return wkv7(r, w, k, v, a, weights, _states(batch).recurrent[layer], _segments(batch))
 
     def decay(self, x: GpuValue, bias: Tensor, rate: Tensor) -> DeferredDecay:
-        return DeferredDecay(log_decay(materialize(x), bias, rate))
+        return DeferredDecay(log_decay(materialize(x), bias, rate), self.dtype)
 
     def bounded_decay(self, x: GpuValue, bias: Tensor, rate: Tensor, bound: float) -> DeferredDecay:
-        return DeferredDecay(log_bounded_decay(materialize(x), bias, rate, bound))
+        return DeferredDecay(log_bounded_decay(materialize(x), bias, rate, bound), self.dtype)
 
     def delta_rule(
         self,
