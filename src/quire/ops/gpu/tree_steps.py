@@ -127,7 +127,7 @@ class TreeSteps:
         flat = ids.int().flatten()
         return GpuBatch(
             TokenIds(flat, None),
-            positions[:, None].expand(-1, top_k).flatten(),
+            positions.repeat_interleave(top_k),
             slots.flatten().clone(),  # which begins where kernels are compiled for
             runs,
             torch.arange(len(flat), dtype=torch.int32, device=flat.device),
