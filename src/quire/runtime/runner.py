@@ -100,6 +100,8 @@ class Runner:
 
     def submit(self, plan: StepPlan) -> None:
         """Carry out the plan in the order that `StepPlan` states, up to the forward pass."""
+        if self.proposer and plan.swap_out:
+            self.proposer.read_rest(plan.retired)
         for row in plan.retired:
             self._retire(row)
         self._move_memory(plan)

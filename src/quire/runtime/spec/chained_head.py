@@ -111,6 +111,14 @@ class ChainedHead(HeadProposer):
         if pieces:
             self._read(self._blocks.batch(self._rows, pieces), np.concatenate(places))
 
+    def read_rest(self, rows: Sequence[int]) -> None:
+        """What no drafts were asked for since: the hidden states of these rows are not kept."""
+        texts = {row: self._rows.tokens[row, : self._rows.num_known[row]] for row in rows if row in self._drafted}
+        unread = {row: text for row, text in texts.items() if 0 <= self._num_read[row] < len(text) - 1}
+        unread = {row: text for row, text in unread.items() if (text[self._num_read[row] :] >= 0).all()}
+        if unread:
+            self._program.run(replace(self._unread(unread), logit_rows=NO_ROWS))
+
     def _read(self, batch: StepBatch, places: Int32) -> None:
         """Compute keys and values of these positions; their hidden states are in those places."""
         self._program.run(replace(batch, logit_rows=NO_ROWS, hidden_rows=places))

@@ -92,5 +92,8 @@ class Proposer:
         """Whether, since the last call, something was queued or ran whose seconds nobody knows."""
         return False
 
+    def read_rest(self, rows: Sequence[int]) -> None:
+        """These rows are retired next, and their blocks are copied to host memory."""
+
     def retire(self, row: int) -> None:
         """The row belongs to another sequence from now on."""

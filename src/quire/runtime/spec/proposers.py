@@ -47,6 +47,10 @@ class Proposers:
         for _, proposer in self._methods:
             proposer.admit(admission)
 
+    def read_rest(self, rows: Sequence[int]) -> None:
+        for _, proposer in self._methods:
+            proposer.read_rest(rows)
+
     def retire(self, row: int) -> None:
         for _, proposer in self._methods:
             proposer.retire(row)
