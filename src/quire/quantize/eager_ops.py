@@ -183,9 +183,12 @@ class EagerOps:
     def tap(self, x: Floats, index: int) -> None: ...
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float, groups: int = 1) -> Floats:
-        parts = x.reshape(len(x), -1, groups, len(weight) // groups)
-        mean = np.mean(np.square(parts), axis=3, keepdims=True)
-        normal: Floats = (parts / np.sqrt(mean + np.float32(eps)) * weight.reshape(groups, -1)).reshape(x.shape)
+        def norm(parts: Floats) -> Floats:
+            mean = np.mean(np.square(parts), axis=3, keepdims=True)
+            normal: Floats = parts / np.sqrt(mean + np.float32(eps)) * weight.reshape(groups, -1)
+            return normal
+
+        normal = by_rows(norm, x.reshape(len(x), -1, groups, len(weight) // groups)).reshape(x.shape)
         self._sources.came_from_norm(normal, weight)
         return normal
 
@@ -233,17 +236,12 @@ class EagerOps:
         return np.concatenate((np.cos(angles), np.sin(angles)), axis=1) * np.float32(scale)
 
     def rope(self, x: Floats, angles: Floats, head_dim: int) -> Floats:
-        half = angles.shape[1] // 2
-        cos, sin = angles[:, None, :half], angles[:, None, half:]
-        heads = x.reshape(len(x), -1, head_dim)
-        left, right = heads[..., :half], heads[..., half : 2 * half]
-        turned = (left * cos - right * sin, right * cos + left * sin, heads[..., 2 * half :])
-        return np.concatenate(turned, axis=2).reshape(x.shape)
+        return by_rows(_rotated, x.reshape(len(x), -1, head_dim), angles[:, None]).reshape(x.shape)
 
     def write_kv(self, k: Floats, v: Floats, batch: EagerBatch, layer: int) -> None:
         self._kv[layer] = (k, v)
         known = self.kv_largest.get(layer, (0.0, 0.0))
-        self.kv_largest[layer] = (max(known[0], float(np.abs(k).max())), max(known[1], float(np.abs(v).max())))
+        self.kv_largest[layer] = (max(known[0], _largest(k)), max(known[1], _largest(v)))
 
     def paged_attention(
         self, q: Floats, batch: EagerBatch, layer: int, head_dim: int, scale: float, window: int = 0,
@@ -279,14 +277,14 @@ class EagerOps:
         return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), batch.spans))
 
     def activate(self, x: Floats, kind: Activation) -> Floats:
-        return ACTIVATIONS[kind](x)
+        return by_rows(ACTIVATIONS[kind], x)
 
     def activate_and_mul(self, x: Floats, kind: Activation) -> Floats:
         gate, up = np.split(x, 2, axis=1)
         if kind is Activation.CLAMPED_SWIGLU:
             gate = np.minimum(gate, 7)
             return gate * _sigmoid(np.float32(1.702) * gate) * (np.clip(up, -7, 7) + 1)
-        product = ACTIVATIONS[kind](gate) * up
+        product = by_rows(lambda gate, up: ACTIVATIONS[kind](gate) * up, gate, up)
         self._sources.came_from_gate(product, x)
         return product
 
@@ -339,7 +337,7 @@ class EagerOps:
         return np.clip(x, -np.float32(limit), np.float32(limit))
 
     def add(self, x: Floats, y: Floats) -> Floats:
-        return x + y
+        return by_rows(np.add, x, y) if x.shape == y.shape else x + y
 
     def mul(self, x: Floats, y: Floats) -> Floats:
         return x * y
@@ -393,6 +391,18 @@ class EagerOps:
         return EagerLogits(x, self.hook.weights(head.packed), head.bias, softcap, head.packed, self.probe)
 
 
+def _largest(x: Floats) -> float:
+    """The largest absolute value, without an array of all."""
+    return max(float(x.max()), -float(x.min()))
+
+
+def _rotated(heads: Floats, angles: Floats) -> Floats:
+    half = angles.shape[2] // 2
+    cos, sin = angles[..., :half], angles[..., half:]
+    left, right = heads[..., :half], heads[..., half : 2 * half]
+    return np.concatenate((left * cos - right * sin, right * cos + left * sin, heads[..., 2 * half :]), axis=2)
+
+
 def _sigmoid(x: Floats) -> Floats:
     y: Floats = np.float32(0.5) * np.tanh(x * np.float32(0.5)) + np.float32(0.5)
     return y
@@ -425,6 +435,17 @@ ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {
     Activation.ELU: lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     Activation.SIGMOID: _sigmoid,
 }
+
+
+def by_rows(compute: Callable[..., Floats], *arrays: Floats) -> Floats:
+    """compute(*arrays), which has the shape of the first and whose rows do not depend on each other, in threads."""
+    out = np.empty(arrays[0].shape, np.float32)
+
+    def fill(span: slice) -> None:
+        out[span] = compute(*(array[span] for array in arrays))
+
+    in_threads(fill, row_spans(len(out)))
+    return out
 
 
 def matmul(x: Floats, matrix: Floats, out: Floats | None = None) -> Floats:
