@@ -45,7 +45,7 @@ def test_sums_are_those_of_the_inputs_of_each_layer(plain_llama: Path) -> None:
     seen: dict[str, np.ndarray] = {}
 
     class Inputs(StoredWeights):
-        def observe(self, parts, x, source=None):  # type: ignore[no-untyped-def]
+        def observe(self, parts, x, source=None, stream=None):  # type: ignore[no-untyped-def]
             seen.update({part.name: x for part in parts})
 
     EagerModel(checkpoint, 140, Inputs())(IDS)

@@ -108,6 +108,17 @@ def test_gptq_chooses_as_on_the_cpu(order: str, group: int) -> None:
     assert lost[0] == pytest.approx(lost[1], rel=0.03)
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_weights_make_up_for_earlier_losses_as_on_the_cpu(added: bool) -> None:
+    w, x, lost, lost_sum = (RNG.normal(size=(rows, 64)).astype(np.float32) for rows in (48, 300, 300, 300))
+    outputs = (lost_sum[:, :48].T @ x / 300).astype(np.float32) if added else None
+    inputs, moments = (left.T @ x / 300 for left in (lost, x))
+    device = in_fp32()
+    given = (device.array(w), device.array(inputs), None if outputs is None else device.array(outputs))
+    ours = device.numpy(device.made_up(*given, device.array(moments)))
+    np.testing.assert_allclose(ours, CPU().made_up(w, inputs, outputs, moments), atol=1e-4)
+
+
 def run_with(device: Device, source: Path, out: Path, method: str, algorithm: str | None) -> dict[str, object]:
     options = CalibrationOptions(measured_tokens=32, num_tokens=256, length=64)
     job = QuantizeRun(source, out, QuantizeOptions(method), device=device)
@@ -166,13 +177,13 @@ def test_what_one_forward_pass_raises_ends_all(plain_llama: Path) -> None:
     class Refuses(StoredWeights):
         count = 0
 
-        def observe(self, parts, x, source=None):  # type: ignore[no-untyped-def]
+        def observe(self, parts, x, source=None, stream=None):  # type: ignore[no-untyped-def]
             self.count += 1
             if self.count == 5:
                 raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        in_fp32().observe(open_checkpoint(plain_llama), IDS, Refuses(in_fp32().read), None)
+        in_fp32().observe(open_checkpoint(plain_llama), IDS, Refuses(in_fp32().read), lambda *_: None)
 
 
 @pytest.mark.skipif(NAME == "cuda", reason="there is a GPU")

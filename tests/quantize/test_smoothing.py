@@ -93,7 +93,7 @@ def test_smoothquant_evens_out_the_inputs(tmp_path: Path) -> None:
 def test_the_strength_says_how_much_goes_from_inputs_to_weights(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(with_outliers(tmp_path))
     hook = InputStatistics(CPU())
-    CPU().observe(checkpoint, IDS, hook, None)
+    CPU().observe(checkpoint, IDS, hook, lambda *_: None)
     group = hook.scalable()[0]
     largest = np.asarray(group.largest)
     columns = np.max([np.abs(read_floats(part)).max(0) for part in group.parts], axis=0)

@@ -58,7 +58,13 @@ def add_flags(parser: Parser) -> None:
         help="of GPTQ: the inputs that matter most first; `group` (default): within groups that stay as they are; "
         "`inputs`: as they are",
     )
-    add("--damping", type=float, default=0.05, metavar="X", help="of GPTQ's second moments (default: 0.05)")
+    add(
+        "--damping",
+        type=float,
+        default=0.2,
+        metavar="X",
+        help="of GPTQ's second moments (default: 0.2): less fits the calibration text better, others worse",
+    )
     add("--smoothing-strength", type=float, metavar="X", help="of SmoothQuant: 0 to 1 (default: 0.5)")
     add("--double-quantization", action=argparse.BooleanOptionalAction, default=True, help="of NF4's and FP4's scales")
     add("--ignore", action="append", default=[], metavar="REGEX", help="names of weights that stay as they are")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from quire.ops.tensors import StoredTensor
 from quire.quantize.device import Array, Device, Report
@@ -89,7 +90,9 @@ class ImportanceSums:
         self._largest: dict[str, Array] = {}
         self.counts: dict[str, int] = {}
 
-    def observe(self, parts: Sequence[StoredTensor], x: Array, source: InputSource | None = None) -> None:
+    def observe(
+        self, parts: Sequence[StoredTensor], x: Array, source: InputSource | None = None, stream: Any = None
+    ) -> None:
         parts = [part for part in parts if "." in part.name]  # constants, which share a name, are not the checkpoint's
         for part in parts:
             self.counts[part.name] = self.counts.get(part.name, 0) + len(x)

@@ -244,7 +244,7 @@ def _write_gptq(
 
     def first(output: PartialOutput, there: set[str]) -> None:
         hook = GPTQPass(checkpoint, tasks, forms, options, output, there, run.device, report)
-        run.device.observe(checkpoint, calibrated, hook, None, together=True)
+        run.device.compare(checkpoint, calibrated, hook)
         losses.update(hook.losses)
         if hook.unseen:
             notes.append(_without_inputs(hook.unseen))

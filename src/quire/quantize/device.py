@@ -17,10 +17,10 @@ from quire.ops.tensors import StoredTensor
 from quire.quantize.eager_model import EagerModel, linear_layers
 from quire.quantize.eager_ops import MatmulHook
 from quire.quantize.floats import Floats, read_floats
-from quire.quantize.gptq import GPTQOptions, gptq, rounding_order
+from quire.quantize.gptq import GPTQOptions, gptq, made_up, rounding_order
 from quire.quantize.integers import GroupedIntegers, IntegerGrid, to_nearest
 from quire.quantize.linear_formats import Encoded, LinearFormat
-from quire.quantize.lockstep import run_in_lockstep
+from quire.quantize.lockstep import ComparingHook, run_beside_originals
 from quire.quantize.plan import QuantizeError
 from quire.quantize.threads import in_threads, row_spans
 from quire.runtime.available_memory import available_memory
@@ -31,6 +31,7 @@ Report = Callable[[str, float, float], None]  # (phase, done, of): called often
 Item = TypeVar("Item")
 
 BATCH_TOKENS = 4096  # computed at once
+COMPARED_TOKENS = 8192
 ACTIVATION_COPIES = 2  # of inputs and outputs of the widest layer, for each token that is held
 
 
@@ -60,10 +61,12 @@ class Device(Protocol):
 
     def maximum(self, x: Array, y: Array) -> Array: ...
 
-    def add_moments(self, moments: Array | None, x: Array) -> Array:
-        """moments + X^T X; `moments` may be changed."""
+    def add_moments(self, moments: Array | None, x: Array, y: Array | None = None) -> Array:
+        """moments + Y^T X, Y being X where it is not given; `moments` may be changed."""
 
     def rounding_order(self, moments: Array, group: int, options: GPTQOptions) -> Any: ...
+
+    def made_up(self, w: Array, inputs: Array, outputs: Array | None, moments: Array) -> Array: ...
 
     def gptq(self, w: Array, shared: Any, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers: ...
 
@@ -72,11 +75,13 @@ class Device(Protocol):
     def encode(self, form: LinearFormat, w: Array, importance: Floats | None) -> Encoded: ...
 
     def observe(
-        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook, report: Report | None,
-        *, together: bool = False,
-    ) -> dict[int, tuple[float, float]]:  # fmt: skip
-        """Forward passes over all sequences -> the largest keys and values by layer. `together`: a matmul's weights are
-        asked for when the inputs of all sequences have been observed."""
+        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook, report: Report
+    ) -> dict[int, tuple[float, float]]:
+        """Forward passes over all sequences -> the largest keys and values by layer."""
+
+    def compare(self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: ComparingHook) -> None:
+        """Forward passes over all sequences, some beside one of the original model. A matmul's weights are asked for
+        when the inputs of all sequences have been observed or compared."""
 
     def logits(
         self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook | None = None
@@ -115,8 +120,9 @@ class CPU:
     def maximum(self, x: Floats, y: Floats) -> Floats:
         return np.maximum(x, y)
 
-    def add_moments(self, moments: Floats | None, x: Floats) -> Floats:
-        sums = in_threads(lambda span: x[span].T @ x[span], row_spans(len(x)))
+    def add_moments(self, moments: Floats | None, x: Floats, y: Floats | None = None) -> Floats:
+        left = x if y is None else y
+        sums = in_threads(lambda span: left[span].T @ x[span], row_spans(len(x)))
         total = sums.pop(0) if moments is None else moments
         for part in sums:
             total += part
@@ -124,6 +130,9 @@ class CPU:
 
     def rounding_order(self, moments: Floats, group: int, options: GPTQOptions) -> Any:
         return rounding_order(moments, group, options)
+
+    def made_up(self, w: Floats, inputs: Floats, outputs: Floats | None, moments: Floats) -> Floats:
+        return made_up(w, inputs, outputs, moments)
 
     def gptq(self, w: Floats, shared: Any, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:
         return gptq(w, shared, grid, options)
@@ -135,25 +144,26 @@ class CPU:
         return form.encode(w, importance)
 
     def observe(
-        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook, report: Report | None,
-        *, together: bool = False,
-    ) -> dict[int, tuple[float, float]]:  # fmt: skip
+        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook, report: Report
+    ) -> dict[int, tuple[float, float]]:
         forward = EagerModel(checkpoint, max(map(len, sequences)), hook)
         total, done = sum(map(len, sequences)), 0
-        said = report or (lambda *_: None)
-        said("calibrating", 0, total)
-        cut = [*batches(sequences, BATCH_TOKENS)]
+        report("calibrating", 0, total)
         with large_arrays_freed_at_once():
-            if together:
-                passes = [partial(forward, batch) for batch in cut]
-                run_in_lockstep(passes, hook, lambda _: checkpoint.drop_pages())
-                return forward.kv_largest
-            for batch in cut:
+            for batch in batches(sequences, BATCH_TOKENS):
                 forward(batch)
                 checkpoint.drop_pages()
                 done += sum(map(len, batch))
-                said("calibrating", done, total)
+                report("calibrating", done, total)
         return forward.kv_largest
+
+    def compare(self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: ComparingHook) -> None:
+        forward = EagerModel(checkpoint, max(map(len, sequences)))
+        beside, others = (
+            [partial(forward, batch) for batch in part] for part in compared(checkpoint, sequences, BATCH_TOKENS)
+        )
+        with large_arrays_freed_at_once():
+            run_beside_originals(beside, others, hook, self.read, lambda _: checkpoint.drop_pages())
 
     def logits(
         self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook | None = None
@@ -181,9 +191,27 @@ def batches(sequences: Sequence[Sequence[int]], num_tokens: int) -> Iterator[lis
         yield batch
 
 
+def compared(
+    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], num_tokens: int
+) -> tuple[list[list[Sequence[int]]], list[list[Sequence[int]]]]:
+    """Batches of `num_tokens`: those that are compared with the original model, from all over the text, and the
+    rest."""
+    cut = [*batches(sequences, num_tokens)]
+    count = min(-(-_compared_tokens(checkpoint) // num_tokens), len(cut))
+    chosen = {index * len(cut) // count for index in range(count)}
+    beside = [batch for index, batch in enumerate(cut) if index in chosen]
+    return beside, [batch for index, batch in enumerate(cut) if index not in chosen]
+
+
+def _compared_tokens(checkpoint: Checkpoint) -> int:
+    """Enough, and more where a layer has many inputs."""
+    return max(COMPARED_TOKENS, 2 * max(use.shape[1] for use in linear_layers(checkpoint).values()))
+
+
 def check_activations(checkpoint: Checkpoint, num_tokens: int, bytes_a_column: int, free: int) -> None:
     widest = max(sum(use.shape) for use in linear_layers(checkpoint).values() if use.keep is Keep.NOTHING)
-    if (needed := bytes_a_column * widest * num_tokens) > free:
+    held = num_tokens + min(num_tokens, _compared_tokens(checkpoint))  # those in two models
+    if (needed := bytes_a_column * widest * held) > free:
         raise DoesNotFit(
             f"GPTQ of {num_tokens} tokens needs {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free",
             f"use `--calibration-tokens {num_tokens * free // needed // 2}`",

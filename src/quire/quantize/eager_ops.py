@@ -29,8 +29,11 @@ from quire.quantize.threads import in_threads, row_spans
 class MatmulHook(Protocol):
     """Sees the inputs of every linear layer, and may give other weights in place of the stored ones."""
 
-    def observe(self, parts: Sequence[StoredTensor], x: Any, source: InputSource | None = None) -> None:
-        """Linear layers that share the input x [rows, inputs]; in a pass over several batches, once for each."""
+    def observe(
+        self, parts: Sequence[StoredTensor], x: Any, source: InputSource | None = None, stream: Any = None
+    ) -> None:
+        """Linear layers that share the input x [rows, inputs]; in a pass over several batches, once for each. `stream`:
+        the last sum of hidden states."""
 
     def weights(self, parts: Sequence[StoredTensor]) -> Sequence[Any]:
         """Their matrices [outputs, inputs], when all inputs have been observed."""
@@ -42,7 +45,9 @@ class StoredWeights:
     def __init__(self, read: Callable[[StoredTensor], Any] = read_floats) -> None:
         self._read = read
 
-    def observe(self, parts: Sequence[StoredTensor], x: Any, source: InputSource | None = None) -> None: ...
+    def observe(
+        self, parts: Sequence[StoredTensor], x: Any, source: InputSource | None = None, stream: Any = None
+    ) -> None: ...
 
     def weights(self, parts: Sequence[StoredTensor]) -> Sequence[Any]:
         return [self._read(part) for part in parts]
@@ -178,6 +183,7 @@ class EagerOps:
         x = read_floats(replace(table, data=table.data[rows], shape=shape, row_order=None))
         if self.probe is not None:
             self.probe.embedding(table, ids, x)
+        self._sources.came_from_sum(x)
         return x
 
     def tap(self, x: Floats, index: int) -> None: ...
@@ -206,7 +212,7 @@ class EagerOps:
         return normal
 
     def linear(self, x: Floats, w: PackedWeight) -> Floats:
-        self.hook.observe(w.packed, x, self._sources.of(x))
+        self.hook.observe(w.packed, x, self._sources.of(x), self._sources.stream)
         matrices = self.hook.weights(w.packed)
         out = np.empty((len(x), w.num_outputs), np.float32)  # only now: other passes may run while weights are awaited
         first = 0
@@ -337,7 +343,9 @@ class EagerOps:
         return np.clip(x, -np.float32(limit), np.float32(limit))
 
     def add(self, x: Floats, y: Floats) -> Floats:
-        return by_rows(np.add, x, y) if x.shape == y.shape else x + y
+        total = by_rows(np.add, x, y) if x.shape == y.shape else x + y
+        self._sources.came_from_sum(total)
+        return total
 
     def mul(self, x: Floats, y: Floats) -> Floats:
         return x * y

@@ -1,7 +1,8 @@
 """GPTQ of a whole model in one forward pass: each linear layer is quantized when its inputs are known, written, and
-multiplied as it was written."""
+multiplied as it was written. A pass of the original model beside it tells what the layers before have lost."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import StoredTensor
 from quire.quantize.device import Array, Device, Report
+from quire.quantize.eager_model import layers_of_stream, linear_layers
 from quire.quantize.floats import Floats
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.huggingface_plan import linear_pieces
@@ -25,11 +27,31 @@ from quire.weights.raw import RawTensors
 from quire.weights.safetensors import SafetensorsFile
 
 
+@dataclass(slots=True, eq=False)
+class Moments:
+    """Sums over the rows of a matmul's inputs; see `gptq.made_up`. `compared`: of those rows whose inputs in the
+    original model are known."""
+
+    rows: int = 0
+    alone: Array | None = None
+    compared: Array | None = None
+    inputs: Array | None = None
+    outputs: Array | None = None
+
+    def mean(self) -> Array | None:
+        """Of the second moments of all rows."""
+        if self.alone is None or self.compared is None:
+            known = self.compared if self.alone is None else self.alone
+            return None if known is None else known / self.rows
+        return (self.alone + self.compared) / self.rows
+
+
 class GPTQPass:
     """The hook of the forward pass. A layer that an earlier run wrote is read back. `unseen`: layers without a single
     input, such as experts that no token was routed to: they are left to the caller.
 
-    A model may have the rows of a matrix in another order than they are stored in: stored rows are quantized."""
+    Experts make up for nothing: in the original model, their inputs are those of other tokens. A model may have the
+    rows of a matrix in another order than they are stored in: stored rows are quantized."""
 
     def __init__(
         self,
@@ -44,22 +66,47 @@ class GPTQPass:
     ) -> None:
         self._checkpoint, self._tasks, self._forms, self._options = checkpoint, tasks, forms, options
         self._output, self._there, self._device, self._report = output, there, device, report
-        self._moments: Array | None = None  # X^T X of the inputs that are being observed
-        self._rows = 0
+        self._of_stream = layers_of_stream(checkpoint)
+        self._experts = {name for name, use in linear_layers(checkpoint).items() if use.expert}
+        self._observed = Moments()
         self._total = sum(task.num_weights for task in tasks.values())
         self._done = 0
         self.unseen: list[str] = []
         self.losses: dict[str, float] = {}  # share of the output's energy that is lost
 
-    def observe(self, parts: Sequence[StoredTensor], x: Array, source: InputSource | None = None) -> None:
+    def observe(
+        self, parts: Sequence[StoredTensor], x: Array, source: InputSource | None = None, stream: Any = None
+    ) -> None:
+        if len(x) and self._has_tasks(parts):
+            sums = self._observed
+            x = _over_norm(x, stream) if self._is_added(parts) else x
+            sums.alone = self._device.add_moments(sums.alone, x)
+            sums.rows += len(x)
+
+    def compare(self, parts: Sequence[StoredTensor], x: Array, stream: Array, original: Array, before: Array) -> None:
+        if parts[0].name in self._experts or not self._has_tasks(parts):
+            self.observe(parts, x)
+            return
+        sums, lost = self._observed, original - x
+        if self._is_added(parts):
+            x, lost, lost_before = (_over_norm(values, stream) for values in (x, lost, before - stream))
+            sums.outputs = self._device.add_moments(sums.outputs, x, lost_before)
+        sums.inputs = self._device.add_moments(sums.inputs, x, lost)
+        sums.compared = self._device.add_moments(sums.compared, x)
+        sums.rows += len(x)
+
+    def _is_added(self, parts: Sequence[StoredTensor]) -> bool:
+        """Whether the output is added to the stream, row by row as it is stored."""
+        return parts[0].name in self._of_stream and parts[0].row_order is None
+
+    def _has_tasks(self, parts: Sequence[StoredTensor]) -> bool:
+        """Whether a layer is to be quantized, and an earlier run has not written it."""
         tasks = [self._tasks[part.name] for part in parts if part.name in self._tasks]
-        if len(x) and not all(task.is_in(self._there) for task in tasks):
-            self._moments = self._device.add_moments(self._moments, x)
-            self._rows += len(x)
+        return not all(task.is_in(self._there) for task in tasks)
 
     def weights(self, parts: Sequence[StoredTensor]) -> Sequence[Array]:
-        moments = None if self._moments is None else self._moments / self._rows
-        self._moments, self._rows = None, 0
+        observed, self._observed = self._observed, Moments()
+        moments = observed.mean()
         orders: dict[int, Any] = {}  # by size of groups
         matrices = []
         for part in parts:
@@ -73,13 +120,17 @@ class GPTQPass:
                 self.unseen.append(part.name)
                 matrices.append(self._device.read(part))
             else:
-                matrices.append(self._quantized(task, part, moments, orders))
+                matrices.append(self._quantized(task, part, moments, observed, orders))
             self._done += task.num_weights
             self._report("GPTQ", self._done, self._total)
         return matrices
 
-    def _quantized(self, task: Task, part: StoredTensor, moments: Array, orders: dict[int, Any]) -> Array:
+    def _quantized(
+        self, task: Task, part: StoredTensor, moments: Array, observed: Moments, orders: dict[int, Any]
+    ) -> Array:
         w = self._device.read(self._checkpoint.tensor(part.name))
+        if observed.inputs is not None:
+            w = self._device.made_up(w, observed.inputs, observed.outputs, observed.compared)
         form = self._forms.of(part.name)
         grid, store = form.grid, form.store
         assert grid is not None and store is not None
@@ -114,3 +165,8 @@ class GPTQPass:
 def _partial_tensors(folder: Path, names: set[str]) -> RawTensors:
     files = [SafetensorsFile(path) for path in sorted(folder.glob("*.safetensors"))]
     return RawTensors(folder, {name: file for file in files for name in file.entries if name in names})
+
+
+def _over_norm(x: Array, stream: Array) -> Array:
+    """Rows divided by the norm of the stream: as the norms of later layers divide what is added to it."""
+    return x * ((stream * stream).mean(1) + 1e-12)[:, None] ** -0.5

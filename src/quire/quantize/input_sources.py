@@ -1,4 +1,4 @@
-"""Where the inputs of a matmul come from, as far as dividing them there is exact."""
+"""Where the inputs of a matmul come from, as far as dividing them there is exact, and the stream that layers add to."""
 
 import weakref
 from collections.abc import Sequence
@@ -31,6 +31,7 @@ class InputSources:
         """Forget the values of an earlier forward pass."""
         self._sources: dict[str, tuple[Any, InputSource | None]] = {}  # kind of op -> its last output
         self._linear: tuple[Any, str | None] = (None, None)  # the input of gate and up, and the name of up
+        self._stream: Any = None
 
     def add_vector(self, vector: Any, name: str, values: Floats) -> None:
         """A vector of the checkpoint, as the model is loaded."""
@@ -52,6 +53,15 @@ class InputSources:
         output, name = self._linear
         is_gated = name is not None and output() is gate_up
         self._sources["gate"] = (weakref.ref(out), InputSource(rows_of=name) if is_gated else None)
+
+    def came_from_sum(self, out: Any) -> None:
+        """`out`: of an embedding, or of an addition."""
+        self._stream = weakref.ref(out)
+
+    @property
+    def stream(self) -> Any:
+        """The last sum, if it is still in use."""
+        return None if self._stream is None else self._stream()
 
     def of(self, x: Any) -> InputSource | None:
         for output, source in self._sources.values():

@@ -1,17 +1,26 @@
 """Forward passes of several batches that meet at every matmul: each matrix is read, and quantized, once, when the
-inputs of all batches have been observed.
+inputs of all batches have been observed. Beside each may run one of the same batch with the stored weights, so that a
+hook sees how far the inputs of a matmul are from those of the original model.
 
 Every pass has a thread of its own, and one thread runs at a time: the threads only keep the passes' places."""
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from quire.ops.tensors import StoredTensor
 from quire.quantize.eager_ops import MatmulHook
 from quire.quantize.input_sources import InputSource
 
 Forward = Callable[[MatmulHook], object]
+Observe = Callable[..., None]  # `observe` of a hook
+Read = Callable[[StoredTensor], Any]
+
+
+class ComparingHook(MatmulHook, Protocol):
+    def compare(self, parts: Sequence[StoredTensor], x: Any, stream: Any, original: Any, original_stream: Any) -> None:
+        """In place of `observe`: x and the stream, and what they are in the original model. Inputs of experts are of
+        other tokens there."""
 
 
 class _Stopped(BaseException):
@@ -19,10 +28,10 @@ class _Stopped(BaseException):
 
 
 class _Pass:
-    """One forward pass, which is also the hook that it sees."""
+    """One forward pass, which is also the hook that it sees. `original`: with weights as they are stored."""
 
-    def __init__(self, forward: Forward, hook: MatmulHook) -> None:
-        self._forward, self._hook = forward, hook
+    def __init__(self, forward: Forward, observe: Observe, *, original: bool = False) -> None:
+        self._forward, self.observe, self.original = forward, observe, original
         self._run, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._body, daemon=True)
         self._given: Sequence[Any] | None = None
@@ -62,9 +71,6 @@ class _Pass:
         self.parts = None
         self._paused.release()
 
-    def observe(self, parts: Sequence[StoredTensor], x: Any, source: InputSource | None = None) -> None:
-        self._hook.observe(parts, x, source)
-
     def weights(self, parts: Sequence[StoredTensor]) -> Sequence[Any]:
         self.parts = parts
         self._paused.release()
@@ -76,11 +82,56 @@ class _Pass:
         return given
 
 
+class _Pair:
+    """Two passes of a batch. The original one is ahead of the other, by a matmul at most."""
+
+    def __init__(self, forward: Forward, hook: ComparingHook) -> None:
+        self._hook = hook
+        self._original: tuple[Any, Any] = (None, None)
+        self.passes = [_Pass(forward, self._keep, original=True), _Pass(forward, self._compare)]
+
+    def _keep(
+        self, parts: Sequence[StoredTensor], x: Any, source: InputSource | None = None, stream: Any = None
+    ) -> None:
+        self._original = (x, stream)
+
+    def _compare(
+        self, parts: Sequence[StoredTensor], x: Any, source: InputSource | None = None, stream: Any = None
+    ) -> None:
+        self._hook.compare(parts, x, stream, *self._original)
+        self._original = (None, None)
+
+
 def run_in_lockstep(
     forwards: Sequence[Forward], hook: MatmulHook, met: Callable[[Sequence[StoredTensor]], None] | None = None
 ) -> None:
     """`met`: called after each matmul that all have passed."""
-    passes = [_Pass(forward, hook) for forward in forwards]
+    _run([_Pass(forward, hook.observe) for forward in forwards], hook, None, met)
+
+
+def run_beside_originals(
+    forwards: Sequence[Forward],
+    others: Sequence[Forward],
+    hook: ComparingHook,
+    read: Read,
+    met: Callable[[Sequence[StoredTensor]], None] | None = None,
+) -> None:
+    """`forwards`: each beside one with the weights that `read` gives; `others` are not compared."""
+    pairs = [each for forward in forwards for each in _Pair(forward, hook).passes]
+    _run([*pairs, *(_Pass(forward, hook.observe) for forward in others)], hook, read, met)
+
+
+def _resume(passes: Sequence[_Pass], matrices: Sequence[Any]) -> None:
+    for each in passes:
+        each.resume(matrices)
+
+
+def _run(
+    passes: Sequence[_Pass],
+    hook: MatmulHook,
+    read: Read | None,
+    met: Callable[[Sequence[StoredTensor]], None] | None,
+) -> None:
     try:
         for each in passes:
             each.start()
@@ -90,10 +141,9 @@ def run_in_lockstep(
                 assert each.parts is not None and [part.name for part in each.parts] == names, (
                     "batches take other paths"
                 )
-            matrices = hook.weights(parts)
-            for each in passes:
-                each.resume(matrices)
-            del matrices
+            if read is not None:
+                _resume([each for each in passes if each.original], [read(part) for part in parts])
+            _resume([each for each in passes if not each.original], hook.weights(parts))
             if met is not None:
                 met(parts)
     finally:

@@ -11,6 +11,7 @@ Which layers can be scaled is seen in a forward pass; another checks that the sc
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,9 @@ class InputStatistics(ImportanceSums):
         self.groups: dict[InputSource, ScaledInputs] = {}
         self._shared: set[InputSource] = set()  # inputs that several matmuls take
 
-    def observe(self, parts: Sequence[StoredTensor], x: Array, source: InputSource | None = None) -> None:
+    def observe(
+        self, parts: Sequence[StoredTensor], x: Array, source: InputSource | None = None, stream: Any = None
+    ) -> None:
         super().observe(parts, x)
         if source is not None and len(x):
             self._add(source, tuple(parts), x)

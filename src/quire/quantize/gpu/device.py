@@ -14,18 +14,18 @@ from torch import Tensor
 from quire.core.errors import BadCheckpoint
 from quire.models.registry import family, read_model_config
 from quire.ops.tensors import StoredTensor
-from quire.quantize.device import Item, Report, batches, check_activations
+from quire.quantize.device import Item, Report, batches, check_activations, compared
 from quire.quantize.eager_model import linear_layers, shared_layers
 from quire.quantize.eager_ops import MatmulHook, StoredWeights
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.gpu import float8
-from quire.quantize.gpu.gptq import TorchRoundingOrder, gptq, rounding_order
+from quire.quantize.gpu.gptq import TorchRoundingOrder, gptq, made_up, rounding_order
 from quire.quantize.gpu.integers import TorchIntegers, to_nearest
 from quire.quantize.gpu.ops import ObservedLogits, ObservedOps
 from quire.quantize.integers import GroupedIntegers, IntegerGrid
 from quire.quantize.linear_formats import Encoded, LinearFormat
-from quire.quantize.lockstep import run_in_lockstep
+from quire.quantize.lockstep import ComparingHook, Forward, run_beside_originals, run_in_lockstep
 from quire.weights.checkpoint import Checkpoint
 
 BATCH_TOKENS = 8192  # computed at once
@@ -92,14 +92,18 @@ class TorchDevice:
 
     # -- rounding
 
-    def add_moments(self, moments: Tensor | None, x: Tensor) -> Tensor:
+    def add_moments(self, moments: Tensor | None, x: Tensor, y: Tensor | None = None) -> Tensor:
         x = x.float()
-        total = torch.zeros(x.shape[1], x.shape[1], device=x.device) if moments is None else moments
+        left = x if y is None else y.float()
+        total = torch.zeros(left.shape[1], x.shape[1], device=x.device) if moments is None else moments
         with _tensor_cores(self._dtype != torch.float32):  # which take what 16 bits hold as it is
-            return total.addmm_(x.T, x)
+            return total.addmm_(left.T, x)
 
     def rounding_order(self, moments: Tensor, group: int, options: GPTQOptions) -> TorchRoundingOrder:
         return rounding_order(moments, group, options)
+
+    def made_up(self, w: Tensor, inputs: Tensor, outputs: Tensor | None, moments: Tensor) -> Tensor:
+        return made_up(w, inputs, outputs, moments)
 
     def gptq(self, w: Tensor, shared: Any, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:
         return gptq(w, shared, grid, options)
@@ -118,10 +122,9 @@ class TorchDevice:
     # -- forward passes
 
     def observe(
-        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook, report: Report | None,
-        *, together: bool = False,
-    ) -> dict[int, tuple[float, float]]:  # fmt: skip
-        """Always together: matrices are read from the disk once."""
+        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook, report: Report
+    ) -> dict[int, tuple[float, float]]:
+        """All sequences together: matrices are read from the disk once."""
         ops, forward = self._load(checkpoint, max(map(len, sequences)), self._dtype)
         total = sum(use.shape[0] * use.shape[1] for use in linear_layers(checkpoint).values())
         done = 0
@@ -130,18 +133,23 @@ class TorchDevice:
             nonlocal done
             done += sum(part.num_rows * part.num_columns for part in parts)
             checkpoint.drop_pages()
-            if report is not None:
-                report("calibrating", done, total)
+            report("calibrating", done, total)
 
-        def passing(batch: Sequence[Sequence[int]]) -> Callable[[MatmulHook], object]:
-            return lambda own: forward(ops.for_batch(own), ops.on_device(batch)) and None
-
-        if report is not None:
-            report("calibrating", 0, total)
-        run_in_lockstep([passing(batch) for batch in batches(sequences, BATCH_TOKENS)], hook, met)
-        if self._name != "cpu":
-            torch.cuda.empty_cache()  # memory that the streams of `each` could not take
+        report("calibrating", 0, total)
+        run_in_lockstep(_passes(ops, forward, [*batches(sequences, BATCH_TOKENS)]), hook, met)
+        self._free_cache()
         return {layer: (float(k), float(v)) for layer, (k, v) in ops.kv_largest.items()}
+
+    def compare(self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: ComparingHook) -> None:
+        ops, forward = self._load(checkpoint, max(map(len, sequences)), self._dtype)
+        beside, others = (_passes(ops, forward, part) for part in compared(checkpoint, sequences, BATCH_TOKENS))
+        run_beside_originals(beside, others, hook, self.read, lambda _: checkpoint.drop_pages())
+        self._free_cache()
+
+    def _free_cache(self) -> None:
+        """Memory that the streams of `each` could not take."""
+        if self._name != "cpu":
+            torch.cuda.empty_cache()
 
     def logits(
         self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook | None = None
@@ -183,6 +191,15 @@ class TorchDevice:
     def _use_stream(self) -> None:
         if self._name != "cpu":
             torch.cuda.set_stream(torch.cuda.Stream())
+
+
+def _passes(
+    ops: ObservedOps, forward: Callable[[Any, Any], Any], cut: Sequence[Sequence[Sequence[int]]]
+) -> list[Forward]:
+    def passing(batch: Sequence[Sequence[int]]) -> Forward:
+        return lambda own: forward(ops.for_batch(own), ops.on_device(batch)) and None
+
+    return [passing(batch) for batch in cut]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.quantize.gptq import GPTQOptions, damping_shares, input_order, original_order
+from quire.quantize.gptq import RIDGE, GPTQOptions, damping_shares, input_order, original_order
 from quire.quantize.gpu.integers import TorchIntegers, ranges
 from quire.quantize.gpu.round_block import round_block
 from quire.quantize.integers import IntegerGrid
@@ -57,6 +57,14 @@ def _inverse_factor(moments: Tensor, order: Tensor | None, dead: Tensor, damping
         "the second moments of a layer's inputs cannot be inverted",
         "use more --calibration-tokens or a larger --damping",
     )
+
+
+def made_up(w: Tensor, inputs: Tensor, outputs: Tensor | None, moments: Tensor) -> Tensor:
+    """See gptq.py."""
+    matrix = moments.clone()
+    matrix.diagonal().add_(RIDGE * float(moments.diagonal().mean()) or 1)
+    lost = w @ inputs if outputs is None else torch.addmm(outputs, w, inputs)
+    return w + torch.cholesky_solve(lost.T, torch.linalg.cholesky(matrix)).T
 
 
 def gptq(w: Tensor, shared: TorchRoundingOrder, grid: IntegerGrid, options: GPTQOptions) -> TorchIntegers:

@@ -131,7 +131,14 @@ class ObservedOps(TorchOps):
 
     def embedding(self, ids: Any, table: Any, cut: Any = None) -> Tensor:
         rows: Floats = self._loader.embedding(ids, table)
-        return torch.from_numpy(rows).to(self.device).to(self.dtype)
+        x = torch.from_numpy(rows).to(self.device).to(self.dtype)
+        self._sources.came_from_sum(x)
+        return x
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        total = super().add(x, y)
+        self._sources.came_from_sum(total)
+        return total
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
         out = super().rms_norm(x.float(), weight, eps, groups).to(self.dtype)
@@ -145,15 +152,16 @@ class ObservedOps(TorchOps):
         return out
 
     def linear(self, x: Tensor, w: PackedWeight) -> Tensor:
-        out = self._matmul(x, w.packed, w.bias, self._sources.of(x))
+        out = self._matmul(x, w.packed, w.bias, self._sources.of(x), self._sources.stream)
         self._sources.came_from_linear(out, w.packed)
         return out
 
     def _matmul(
-        self, x: Tensor, parts: Sequence[StoredTensor], bias: Tensor | None, source: InputSource | None
-    ) -> Tensor:
+        self, x: Tensor, parts: Sequence[StoredTensor], bias: Tensor | None, source: InputSource | None,
+        stream: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         assert self._hook is not None
-        self._hook.observe(parts, x, source)
+        self._hook.observe(parts, x, source, stream)
         matrices = self._hook.weights(parts)  # all batches wait here: what each holds meanwhile is held as often
         out = x.new_empty(len(x), sum(part.num_rows for part in parts))
         first = 0
