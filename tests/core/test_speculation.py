@@ -440,9 +440,11 @@ def test_a_step_in_which_drafts_were_compiled_teaches_nothing() -> None:
     cost = speculation.budget.step_cost
     for num_tokens, seconds, is_timed in ((1, 0.01, True), (4, 0.5, False), (4, 0.0001, False), (1, 0.01, True)):
         plan = StepPlan(0, [Run(0, 0, num_tokens)])
-        speculation.record_drafting(StepOutput(0, [], is_timed=is_timed))
+        drafted = {ASKED_METHOD: [(1, seconds)]}
+        speculation.record_drafting(StepOutput(0, [], is_timed=is_timed, draft_steps=drafted))
         speculation.record_step(plan, seconds, has_prompts=False)
     assert cost.seconds(1) == pytest.approx(0.01) and cost.seconds(4) < 0.03
+    assert speculation._quotas[0]._draft_cost.seconds(1) == pytest.approx(0.01)
 
 
 def test_a_fixed_length_is_used_whatever_it_costs() -> None:

@@ -253,7 +253,7 @@ class Speculation:
         self._learn_all()  # where no times are recorded
         self._draft_seconds, self._is_timed = output.draft_seconds, output.is_timed
         for quotas in self._quotas:
-            steps = output.draft_steps.get(quotas.method.name, ())
+            steps = output.draft_steps.get(quotas.method.name, ()) if output.is_timed else ()
             quotas.record_drafting(output.step, output.draft_seconds, steps)
 
     def record_step(self, plan: StepPlan, seconds: float, has_prompts: bool) -> None:

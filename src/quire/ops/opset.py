@@ -23,6 +23,7 @@ from quire.ops.program import Chain, GrownTree, HiddenStates, Program, ProgramSp
 from quire.ops.sampler import Masks, Sampler
 from quire.ops.step_batch import WORD_BITS, Float32, Int32, Int64, StepBatch, Value
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.timer import Timer
 
 if TYPE_CHECKING:
     from quire.ops.ranks.cuts import Cut
@@ -115,6 +116,8 @@ class OpSet(Protocol):
     def new_hidden_states(self, num_rows: int, num_columns: int) -> HiddenStates: ...
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler: ...
+
+    def new_timer(self) -> Timer: ...
 
     def compile(self, forward: "Callable[[Any, Any], Value]", cache: KVCache, spec: ProgramSpec) -> Program:
         """`forward(ops, batch)` returns the logits of a step. `batch` has the fields of `StepBatch`, to be handed to

@@ -17,6 +17,7 @@ from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTab
 from quire.ops.ranks.lora import RankSlots
 from quire.ops.ranks.roles import Outputs, Roles
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.timer import Timer
 
 Packed = TypeVar("Packed")
 
@@ -165,6 +166,10 @@ class RankOps:
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         sampler: Sampler = self.backend.new_sampler(num_rows, vocab_size)
         return sampler
+
+    def new_timer(self) -> Timer:
+        timer: Timer = self.backend.new_timer()
+        return timer
 
     def compile(self, forward: "Callable[[Any, Any], Any]", cache: KVCache, spec: ProgramSpec) -> Program:
         assert isinstance(cache, RankCache), "the cache was made by another op set"

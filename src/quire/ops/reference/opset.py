@@ -40,6 +40,7 @@ from quire.ops.reference.sampler import TorchSampler
 from quire.ops.reference.sparse_attention import sparse_attention, top_positions
 from quire.ops.reference.wkv7 import wkv7
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.timer import ClockTimer, Timer
 
 if TYPE_CHECKING:
     from quire.ops.ranks.group import RankGroup
@@ -110,6 +111,9 @@ class TorchOps:
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         return TorchSampler(num_rows, vocab_size)
+
+    def new_timer(self) -> Timer:
+        return ClockTimer()
 
     def compile(self, forward: Callable[[Any, Any], Value], cache: KVCache, spec: ProgramSpec) -> TorchProgram:
         assert isinstance(cache, TorchCache) and (spec.sampler is None or isinstance(spec.sampler, TorchSampler))

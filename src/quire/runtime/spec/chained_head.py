@@ -226,11 +226,9 @@ class ChainedHead(HeadProposer):
         return self._program.chain.read_drafts(row, count, self._target_sampler)
 
     def take_steps(self) -> list[tuple[int, float]]:
-        if (chain := self._program.chain) is not None:
-            queued = chain.take_steps()
-            self._steps += queued
-            self._queued_seconds = sum(seconds for _, seconds in queued)
-        return super().take_steps()
+        queued = [] if self._program.chain is None else self._program.chain.take_steps()
+        self._queued_seconds = sum(seconds for _, seconds in queued)
+        return super().take_steps() + queued
 
     def take_queued_seconds(self) -> float:
         return self._queued_seconds
@@ -281,6 +279,7 @@ class ChainedHead(HeadProposer):
         rows, chain = list(texts), self._program.chain
         assert chain is not None
         batch = self._unread(texts, self._max_computed)
+        self._timer.start()
         logits = self._program.run(batch)[: len(rows)]
         places = self._draft_places(rows, 0)
         self._hidden.put(places, self._program, batch.logit_rows)
@@ -294,8 +293,9 @@ class ChainedHead(HeadProposer):
         )
         most = max(counts[row] for row in rows)
         shape = TreeShape(self._num_tokens, self._top_k, self._num_children, self._num_candidates(rows), most)
-        wait = self._timed(chain.grow(logits, roots, shape), self._top_k * len(rows), self._num_tokens)
-        return {row: _first_nodes(tree, counts[row]) for row, tree in zip(rows, wait(), strict=True)}
+        trees = chain.grow(logits, roots, shape)()
+        self._timer.stop(self._top_k * len(rows), self._num_tokens)
+        return {row: _first_nodes(tree, counts[row]) for row, tree in zip(rows, trees, strict=True)}
 
     def _race_keys(self, params: RowParams, position: int) -> list[tuple[int, int]]:
         """Of the races that sample the tokens from there on, one a level."""
