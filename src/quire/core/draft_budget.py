@@ -11,7 +11,7 @@ from itertools import islice
 from quire.core.step_cost import StepCostModel
 
 COST_MARGIN = 1.1  # by which costs are raised: they and gains are estimates
-HOST_SHARE, HOST_SHARE_OF_ROW = 0.06, 0.006  # an H200, Llama-3.1-8B's shape: 0.06 for one sequence, 0.42 for 64
+HOST_SHARE, HOST_SHARE_OF_ROW = 0.05, 0.0006  # an H200, Llama-3.1-8B's shape: 1.9 of 9.2 ms for 256 sequences
 MIN_RATE = 0.05  # drafts that are less likely are left alone
 
 
@@ -48,7 +48,8 @@ class DraftBudget:
         self, offers: Sequence[Sequence[float]], num_tokens: int, max_drafts: int, draft_seconds: Sequence[float]
     ) -> list[int]:
         """The same, for drafts that have to be proposed first: [r] seconds for one more of each of r + 1 sequences. One
-        position after the other, each for the likeliest of the sequences that have the position before."""
+        position after the other, each for the likeliest of the sequences that have the position before. With async
+        scheduling, a device waits for the host between steps with drafts."""
         best_counts = [0] * len(offers)
         if not self._may_pay(offers, num_tokens, draft_seconds[len(offers) - 1] / len(offers)):
             return best_counts
@@ -56,6 +57,7 @@ class DraftBudget:
         added = list(islice(self.step_cost.added_seconds(num_tokens), max_drafts))
         seconds, expected, num_drafts = self.step_cost.seconds(num_tokens), float(num_tokens), 0
         best, counts = expected / seconds, best_counts
+        seconds += self._wait(len(offers))
         rows = list(range(len(offers)))
         for position in range(max(map(len, offers))):
             rows = [index for index in rows if len(offers[index]) > position]
@@ -86,18 +88,17 @@ class DraftBudget:
     def saved_seconds(self, accepted: float, num_drafts: int, num_tokens: int, draft_seconds: float) -> float:
         """What each token of a sequence saves if drafts, of which so many are accepted and which take `draft_seconds`
         to propose, are added to all its steps, of `num_tokens` otherwise."""
-        cost = self.step_cost.share_of_drafts(num_tokens, num_drafts) + draft_seconds
+        cost = COST_MARGIN * (self.step_cost.share_of_drafts(num_tokens, num_drafts) + draft_seconds)
         worth = accepted * self.step_cost.seconds(num_tokens) / num_tokens
-        return (worth - COST_MARGIN * cost) / (1.0 + accepted)
+        return (worth - cost - self._wait(num_tokens) / num_tokens) / (1.0 + accepted)
 
-    def gains_its_wait(self, accepted: float, num_rows: int) -> bool:
-        """Whether so many accepted drafts are worth that sequences wait for their tokens, if all of them do: the device
-        waits for the host meanwhile."""
-        return accepted > self._ahead * host_share(num_rows)
+    def _wait(self, num_rows: int) -> float:
+        """Seconds that a device waits for the host between two steps with drafts of all these rows."""
+        return self._ahead * host_share(num_rows) * self.step_cost.seconds(num_rows)
 
     def should_wait(self, accepted: float) -> bool:
         """Whether a sequence gains more from verifying drafts in its next step, of which so many are accepted, than
-        from the `ahead` steps that it misses while it waits for its token."""
+        from the `ahead` steps that it misses while it waits for its token. (If all wait, none misses a step.)"""
         return accepted > self._ahead
 
 

@@ -13,7 +13,7 @@ class DeviceTimer:
 
     def __init__(self, num_untimed: int = 0) -> None:
         self._num_untimed = num_untimed
-        self._uses: Counter[int] = Counter()  # by size
+        self._uses: Counter[int] = Counter()  # by the power of two below a size
         self._begin: torch.cuda.Event | None = None
         self._intervals: deque[tuple[torch.cuda.Event, torch.cuda.Event, int, int]] = deque()
 
@@ -23,8 +23,8 @@ class DeviceTimer:
     def stop(self, num_tokens: int, num_steps: int = 1) -> None:
         """Another interval may be started before the device is there."""
         assert self._begin is not None, "the timer was not started"
-        self._uses[num_tokens] += 1
-        if self._uses[num_tokens] > self._num_untimed:
+        self._uses[num_tokens.bit_length()] += 1
+        if self._uses[num_tokens.bit_length()] > self._num_untimed:
             self._intervals.append((self._begin, _now(), num_tokens, num_steps))
 
     def take(self) -> list[tuple[int, float]]:
