@@ -8,7 +8,7 @@ sequences are taken, as many as give the most tokens per second."""
 from collections.abc import Sequence
 from itertools import islice
 
-from quire.core.step_cost import StepCostModel
+from quire.core.step_cost import LEVEL_WEIGHT, MAX_STEP_OUTLIER, StepCostModel
 
 COST_MARGIN = 1.1  # by which costs are raised: they and gains are estimates
 HOST_SHARE, HOST_SHARE_OF_ROW = 0.05, 0.0006  # an H200, Llama-3.1-8B's shape: 1.9 of 9.2 ms for 256 sequences
@@ -22,6 +22,7 @@ class DraftBudget:
         """`ahead`: the depth of async scheduling, 0 without. `measured`: sizes of steps, and their seconds."""
         self.step_cost = StepCostModel(token_cost, measured)
         self._ahead = ahead
+        self._overhead = 0.0  # seconds of a step with drafts, beside those of the steps that draft and verify
 
     def choose(self, offers: Sequence[Sequence[float]], num_tokens: int, max_drafts: int) -> list[int]:
         """How many draft tokens of each offer to add to a step of `num_tokens`. An offer has the probability of each of
@@ -48,8 +49,7 @@ class DraftBudget:
         self, offers: Sequence[Sequence[float]], num_tokens: int, max_drafts: int, draft_seconds: Sequence[float]
     ) -> list[int]:
         """The same, for drafts that have to be proposed first: [r] seconds for one more of each of r + 1 sequences. One
-        position after the other, each for the likeliest of the sequences that have the position before. With async
-        scheduling, a device waits for the host between steps with drafts."""
+        position after the other, each for the likeliest of the sequences that have the position before."""
         best_counts = [0] * len(offers)
         if not self._may_pay(offers, num_tokens, draft_seconds[len(offers) - 1] / len(offers)):
             return best_counts
@@ -92,8 +92,17 @@ class DraftBudget:
         worth = accepted * self.step_cost.seconds(num_tokens) / num_tokens
         return (worth - cost - self._wait(num_tokens) / num_tokens) / (1.0 + accepted)
 
+    def record_overhead(self, seconds: float) -> None:
+        """What the host did for the drafts of a step, beside drafting."""
+        if self._overhead:
+            seconds = min(seconds, MAX_STEP_OUTLIER * self._overhead)
+        self._overhead += (seconds - self._overhead) * (LEVEL_WEIGHT if self._overhead else 1.0)
+
     def _wait(self, num_rows: int) -> float:
-        """Seconds that a device waits for the host between two steps with drafts of all these rows."""
+        """Seconds that a step with drafts of all these rows takes for the host: with async scheduling, what a device
+        waits for it."""
+        if not self._ahead:
+            return self._overhead
         return self._ahead * host_share(num_rows) * self.step_cost.seconds(num_rows)
 
     def should_wait(self, accepted: float) -> bool:

@@ -56,6 +56,8 @@ class DraftQuotas:
         for num_tokens, seconds in steps:
             self._draft_cost.record_step(num_tokens, seconds)
         self._draft_cost.forget_last()
+        if steps:
+            self._budget.record_overhead(max(seconds_in_all - sum(seconds for _, seconds in steps), 0.0))
         if step == self._probed_step:
             self._allowance -= seconds_in_all
             self._probed_step = -1

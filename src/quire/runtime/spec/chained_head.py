@@ -70,6 +70,8 @@ class ChainedHead(HeadProposer):
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """Prompts are read chunk by chunk, as the target reads them; what was sampled when drafts are proposed, or when
         no more can be kept."""
+        if not self._drafted:
+            return
         of_heads = self._head_runs(runs, batch)
         self._make_room(of_heads)
         self._keep(runs, of_heads)
