@@ -131,14 +131,16 @@ class ChainedHead(HeadProposer):
         ends = np.fromiter(map(len, texts.values()), np.int32, len(texts)) - 1
         starts = self._num_read[rows]
         of_place, positions = spread(starts, ends - starts)
-        places = self._window_rows(rows[of_place], positions)
-        for row in self._trees.keys() & texts.keys():
-            index = int(np.flatnonzero(rows == row)[0])
-            places[of_place == index] = self._rows_of(row, int(starts[index]), texts[row])
-        ids = self._rows.tokens[rows[of_place], positions + 1]
+        of_rows = rows[of_place]
+        places = self._window_rows(of_rows, positions)
+        for index, (row, tokens) in enumerate(texts.items() if self._trees else ()):
+            if row in self._trees:
+                places[of_place == index] = self._rows_of(row, int(starts[index]), tokens)
+        ids = self._rows.tokens[of_rows, positions + 1]
         self._num_read[rows] = ends
         batch = self._blocks.batch_of(self._rows, rows, starts, ends - starts, ids, ahead)
-        return replace(batch, hidden_rows=places)
+        batch.hidden_rows = places
+        return batch
 
     # ---- chains
 
