@@ -41,7 +41,7 @@ class DraftChain:
         self._max_model_len, self._width, self._batch_invariant = max_model_len, width, batch_invariant
         self._graphs = LaunchGraphs(cache.k.device)
         self.takes_trees = not batch_invariant and not cache.spec.latent
-        self._trees = TreeSteps(forward, cache, hidden, max_model_len, width)
+        self._trees = TreeSteps(forward, cache, hidden.rows.dtype, max_model_len, width)
         # What the target's sampler has verified, at a place of its own: graphs do not depend on how many drafts it had.
         most = padded(sampler.num_rows) * (1 + MAX_KEPT_DRAFTS)
         self._verified = torch.zeros(most, dtype=torch.int32, device=cache.k.device)
@@ -107,8 +107,8 @@ class DraftChain:
     def take_steps(self) -> list[tuple[int, float]]:
         return self._timer.take()
 
-    def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
-        return self._trees.run(logits, roots, shape)
+    def grow(self, logits: Tensor, kept: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
+        return self._trees.run(logits, kept, roots, shape)
 
     def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int, tokens_of_seq: int) -> list[Int32]:
         """ids, positions, slots and hidden_rows [T] of the first step; rows, ids of the next step, context_lens and
