@@ -384,9 +384,10 @@ def attention(
     c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
 ) -> Value:
     q, k, v = queries_keys_values(c, layer, index, ops, x, angles, batch)
-    ops.write_kv(k, v, batch, index)
+    number = c.index_of_kind(index)
+    ops.write_kv(k, v, batch, number)
     window, cap = -c.windows[index] if c.chunked else c.windows[index], c.score_cap
-    attended = ops.paged_attention(q, batch, index, c.head_dim, _scale(c), window, cap, slopes, layer.sinks)
+    attended = ops.paged_attention(q, batch, number, c.head_dim, _scale(c), window, cap, slopes, layer.sinks)
     if layer.gate is not None:
         attended = mul_activated(ops, attended, ops.linear(x, layer.gate), c.family.gate_activation)
     return ops.linear(normed(ops, attended, layer.out_norm, c.eps), layer.out)
