@@ -13,6 +13,7 @@ from transformers import (
     Glm4MoeConfig,
     GraniteConfig,
     LlamaConfig,
+    MiMoV2FlashConfig,
     MixtralConfig,
     Qwen2Config,
 )
@@ -26,6 +27,7 @@ from models.checking import (
     checkpoints_of,
     rewritten,
 )
+from models.test_newer_families import MIMO
 from quire.models.baichuan import NormalizedHead
 from quire.models.moe_families import BAILING
 from quire.ops.dequantize import dequantize
@@ -47,6 +49,7 @@ SARVAM = {
     "rope_parameters": YARN,
 }  # fmt: skip
 CASES: Cases = {
+    "mimo-v2": (MiMoV2FlashConfig, MIMO),
     "deepseek-v3": (DeepseekV3Config, SARVAM),
     "llama": (LlamaConfig, {"intermediate_size": 512, "num_key_value_heads": 2}),
     "llama-biases": (LlamaConfig, {"attention_bias": True}),
@@ -99,6 +102,33 @@ def test_mimo_is_qwen2_with_layers_that_are_not_read(
     tensors = load_file(theirs.path / "model.safetensors")
     tensors["model.mtp_layers.0.input_proj.weight"] = np.zeros((4, 4), np.float32)
     values = {"architectures": ["MiMoForCausalLM"]}
+    check_against_transformers(backend, rewritten(theirs, tmp_path, values, tensors, ()))
+
+
+def fused_in_parts(tensors: dict[str, np.ndarray], parts: int) -> dict[str, np.ndarray]:
+    """q, k and v in one tensor: in each part a share of each."""
+    fused = {}
+    for name, data in tensors.items():
+        if ".self_attn.q_proj." in name:
+            qkv = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            shares = zip(*(np.split(whole, parts) for whole in qkv), strict=True)
+            fused[name.replace("q_proj", "qkv_proj")] = np.concatenate([rows for share in shares for rows in share])
+        elif not any(f".{part}_proj." in name for part in "kv"):
+            fused[name] = data
+    return fused
+
+
+@pytest.mark.parametrize("name", ["mimo-v2"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.verifies("safetensors", architecture="MiMoV2ForCausalLM")
+def test_mimo_2_5_is_mimo_2_flash_with_q_k_and_v_in_one(
+    checkpoints: Checkpoints, backend: str, name: str, tmp_path: Path
+) -> None:
+    """And with encoders of images and audio, which are not read."""
+    theirs = checkpoints(name)
+    tensors = fused_in_parts(load_file(theirs.path / "model.safetensors"), parts=2)
+    tensors["visual.patch_embed.proj.weight"] = np.zeros((4, 4), np.float32)
+    values = {"architectures": ["MiMoV2ForCausalLM"], "attention_projection_layout": "fused_qkv"}
     check_against_transformers(backend, rewritten(theirs, tmp_path, values, tensors, ()))
 
 

@@ -112,6 +112,7 @@ KNOWN_AS = {
     "MiniMaxM3VLForCausalLM": "MiniMax-M3, up to 2,048 tokens",
     "MiMoForCausalLM": "MiMo 7B",
     "MiMoV2FlashForCausalLM": "MiMo-V2-Flash",
+    "MiMoV2ForCausalLM": "MiMo-V2.5, V2.5-Pro",
     "LagunaForCausalLM": "Laguna XS.2, S.2, M.1",
     "BailingHybridForCausalLM": "Ling 3.0 tiny, Flash",
     "NanbeigeForCausalLM": "Nanbeige 4.2 3B",

@@ -57,7 +57,7 @@ NAMED_OTHERWISE = {
     "ArcticForCausalLM", "CodeShellForCausalLM", "GPTRefactForCausalLM", "JAISLMHeadModel", "MaincoderForCausalLM",
     "Plamo3ForCausalLM", "RWKV7ForCausalLM", "TeleChat2ForCausalLM", "TeleChatForCausalLM",
     "Step3p5ForCausalLM", "NanbeigeForCausalLM", "OuroForCausalLM",
-    "Param2MoEForCausalLM", "SarvamMLAForCausalLM", "SarvamMoEForCausalLM",
+    "MiMoV2ForCausalLM", "Param2MoEForCausalLM", "SarvamMLAForCausalLM", "SarvamMoEForCausalLM",
 }  # fmt: skip
 WHOLE_EXPERTS = {"LongcatFlashForCausalLM"}  # divided as test_experts.py does, and in no other way
 

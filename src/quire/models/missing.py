@@ -63,7 +63,6 @@ MISSING: Mapping[str, str] = {
     "MBartForCausalLM": PART,
     "MarianForCausalLM": PART,
     "MegatronBertForCausalLM": ENCODER,
-    "MiMoV2ForCausalLM": "q, k and v in one tensor",
     "MistralLarge3ForCausalLM": "tensors as Mistral stores them; Hugging Face's layout is another architecture",
     "Molmo2ForConditionalGeneration": "an embedding table in two parts",
     "MoshiForCausalLM": OTHER_TOKENS,

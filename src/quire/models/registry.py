@@ -114,6 +114,7 @@ ARCHITECTURES = {
     "JetMoeForCausalLM": "quire.models.jetmoe",
     "Llama4ForCausalLM": "quire.models.llama4",
     "MiMoV2FlashForCausalLM": "quire.models.mimo_v2",
+    "MiMoV2ForCausalLM": "quire.models.mimo_v2",
     "DeciLMForCausalLM": "quire.models.decilm",
     "Gemma3nForCausalLM": "quire.models.gemma3n",
     "Gemma4ForCausalLM": "quire.models.gemma4",
