@@ -140,6 +140,7 @@ KNOWN_AS = {
     "Glm4vMoeForConditionalGeneration": "GLM-4.5V",
     "Glm46VForConditionalGeneration": "GLM-4.6V",
     "JetMoeForCausalLM": "JetMoE 8B",
+    "SmallThinkerForCausalLM": "SmallThinker 4B, 21B",
     "ModernBertDecoderForCausalLM": "Ettin 17M to 1B",
     "MllamaForCausalLM": "the text of Llama 3.2 Vision",
     "MllamaForConditionalGeneration": "Llama 3.2 Vision 11B, 90B",

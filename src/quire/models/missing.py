@@ -92,7 +92,6 @@ MISSING: Mapping[str, str] = {
     "RobertaForCausalLM": ENCODER,
     "RobertaPreLayerNormForCausalLM": ENCODER,
     "RwkvForCausalLM": RECURRENT,
-    "SmallThinkerForCausalLM": "experts that read the layer's input",
     "SolarForCausalLM": "connections that skip blocks of layers",
     "Step1ForCausalLM": "its own names of tensors, and ALiBi of its own kind",
     "Step3TextForCausalLM": "factored queries",

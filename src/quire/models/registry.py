@@ -112,6 +112,7 @@ ARCHITECTURES = {
     "Param2MoEForCausalLM": "quire.models.moe",
     "MiniMaxM3VLForCausalLM": "quire.models.moe",
     "JetMoeForCausalLM": "quire.models.jetmoe",
+    "SmallThinkerForCausalLM": "quire.models.smallthinker",
     "Llama4ForCausalLM": "quire.models.llama4",
     "MiMoV2FlashForCausalLM": "quire.models.mimo_v2",
     "MiMoV2ForCausalLM": "quire.models.mimo_v2",

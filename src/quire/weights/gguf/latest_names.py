@@ -145,6 +145,15 @@ def _minimax_m3(config: CheckpointConfig) -> dict[str, Any]:
     return {"shared_intermediate_size": config.int("num_shared_experts", 0) * size}
 
 
+def _smallthinker(config: CheckpointConfig) -> dict[str, Any]:
+    """With a window, the first of every four layers has none, and no rope."""
+    window = config.int("sliding_window", 0)
+    local = [int(not window or layer % 4 > 0) for layer in range(config.int("num_hidden_layers"))]
+    softmax = config.get("gating") == SOFTMAX
+    layouts = {"rope_layout": local, "sliding_window_layout": local if window else [0] * len(local)}
+    return layouts | {"moe_primary_router_apply_softmax": softmax}
+
+
 LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "granite_swa": GRANITE_SWA,
     "granite_swa with experts": replace(
@@ -165,6 +174,17 @@ LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "ffn_down_shexp": "shared_mlp.output_linear",
         },
         biases={"attention_bias": "attn_q"},
+    ),
+    "smallthinker": like_llama(
+        "SmallThinkerForCausalLM",
+        "smallthinker",
+        keys={**EXPERT_KEYS, "intermediate_size": "expert_feed_forward_length", "gating": "expert_gating_func"},
+        constants={"hidden_act": "relu"},
+        layer_tensors={
+            "ffn_gate_inp": "block_sparse_moe.primary_router",
+            **{f"ffn_{part}_exps": f"block_sparse_moe.experts.{{}}.{part}" for part in ("gate", "up", "down")},
+        },
+        derive=_smallthinker,
     ),
     "minimax-m3": like_llama(
         "MiniMaxM3VLForCausalLM",

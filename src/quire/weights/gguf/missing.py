@@ -36,7 +36,6 @@ MISSING_GGUF: Mapping[str, str] = {
     "rnd1": DIFFUSION,
     "rwkv6": RECURRENT,
     "rwkv6qwen2": RECURRENT,
-    "smallthinker": "experts that read the layer's input",
     "talkie": "its own names of tensors",
     "wavtokenizer-dec": "decoding of audio",
 }
