@@ -154,6 +154,7 @@ KNOWN_AS = {
     "FalconForCausalLM": "7B, 40B, 11B, RW",
     "StableLmForCausalLM": "3B, 2-1.6B, 2-12B",
     "OlmoForCausalLM": "the first",
+    "OpenELMForCausalLM": "270M to 3B",
     "T5ForConditionalGeneration": "also T5 1.1, FLAN-T5, UL2",
     "MarianMTModel": "Opus-MT",
     "M2M100ForConditionalGeneration": "also NLLB-200",

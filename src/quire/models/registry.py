@@ -170,6 +170,7 @@ ARCHITECTURES = {
     "RWKV7ForCausalLM": "quire.models.rwkv7",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
+    "OpenELMForCausalLM": "quire.models.openelm",
 }
 
 # Models that also take images or audio, of which the language model is served.

@@ -154,7 +154,25 @@ def _smallthinker(config: CheckpointConfig) -> dict[str, Any]:
     return layouts | {"moe_primary_router_apply_softmax": softmax}
 
 
+def _openelm(config: CheckpointConfig) -> dict[str, Any]:
+    """Counts are listed for each layer."""
+    named = {
+        "num_query_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "ffn_sizes": "intermediate_size",
+    }
+    listed = {ours: config.get(key) for ours, key in named.items()}
+    layers = config.int("num_hidden_layers")
+    return {ours: [*counts] if isinstance(counts, array) else [counts] * layers for ours, counts in listed.items()}
+
+
 LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "openelm": like_llama(
+        "OpenELMForCausalLM",
+        "openelm",
+        layer_tensors={**HEAD_NORMS, "attn_qkv": "self_attn.qkv_proj"},
+        derive=_openelm,
+    ),
     "granite_swa": GRANITE_SWA,
     "granite_swa with experts": replace(
         GRANITE_SWA,

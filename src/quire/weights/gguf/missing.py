@@ -27,7 +27,6 @@ MISSING_GGUF: Mapping[str, str] = {
     "minimax-01": "names that differ from layer to layer; safetensors of it are loaded",
     "muse-glimmer": "norms of embeddings, and scales of queries of its own",
     "neo-bert": "its own names of tensors",
-    "openelm": "layers of different sizes",
     "plamo": "its own names of tensors",
     "plamo2": RECURRENT,
     "plm": "MLA without an absorbed query",
