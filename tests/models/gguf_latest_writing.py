@@ -35,6 +35,7 @@ LING_NAMES = {
     ".self_attn.dense.": ".self_attn.o_proj.",
     "mlp.gate.expert_bias": "mlp.gate.e_score_correction_bias",
 }
+PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -186,7 +187,6 @@ def write_minimax_m3(source: Path, path: Path) -> Path:
     writer.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
     writer.add_uint32("minimax-m3.attention.indexer.block_size", c["index_block_size"])
     writer.add_uint32("minimax-m3.attention.indexer.top_k", c["index_topk_blocks"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MINIMAXM2, c["num_hidden_layers"])
     text = {
         name.removeprefix("language_model."): data
         for name, data in load_file(source / "model.safetensors").items()
@@ -194,14 +194,13 @@ def write_minimax_m3(source: Path, path: Path) -> Path:
     }
     for name, data in stacked(text):
         part = name.removesuffix(".weight")
-        called = names.get_name(
-            name.replace("e_score_correction_bias", "e_score_correction.bias"), (".weight", ".bias")
-        )
         if match := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.index_(\w+)", part):
             called = f"blk.{match[1]}.indexer.{match[2]}.weight"
-        elif match := re.fullmatch(r"model\.layers\.(\d+)\.(?:\w+\.shared_experts|mlp)\.(\w+)_proj", part):
-            called = f"blk.{match[1]}.ffn_{match[2]}{'_shexp' if 'shared' in part else ''}.weight"
-        assert called is not None, name
+        elif match := re.fullmatch(r"layers\.(\d+)\.feed_forward\.experts\.(\w+)", part):
+            called = f"blk.{match[1]}.ffn_{PARTS[match[2]]}_exps.weight"
+        else:
+            name = name.replace("block_sparse_moe.e_score", "mlp.experts.e_score")
+            called = translated(name.replace("block_sparse_moe.", "mlp."))
         writer.add_tensor(called, np.ascontiguousarray(data + np.float32(1) if part.endswith("norm") else data))
     return finish(writer, path)
 

@@ -1,5 +1,6 @@
 """SmallThinker against a plain twin that follows its authors' code, from safetensors and from GGUF."""
 
+import re
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 from models.checking import BACKENDS, PROMPT, TINY, Theirs, assert_close, check_against_transformers, compute, make_ops
+from models.gguf_latest_writing import translated
 from models.test_more_families_by_twins import norm, twin_checkpoint
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.registry import family
@@ -136,17 +138,15 @@ def write(source: Path, path: Path, values: dict[str, Any]) -> Path:
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX if softmax else gguf.ExpertGatingFuncType.SIGMOID)
     if "sliding_window_layout" in values:
         writer.add_sliding_window(WINDOW)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.SMALLTHINKER, LAYERS)
     tensors = load_file(source / "model.safetensors")
     for name, data in tensors.items():
         if ".experts." in name:
             if ".experts.0." not in name:
                 continue
             data = np.stack([tensors[name.replace(".experts.0.", f".experts.{i}.")] for i in range(EXPERTS)])
-            name = name.replace(".experts.0.", ".experts.")
-        called = names.get_name(name, (".weight",))
-        assert called is not None, name
-        writer.add_tensor(called, data)
+        for theirs, called in (("block_sparse_moe.primary_router", "mlp.gate"), ("block_sparse_moe", "mlp")):
+            name = name.replace(theirs, called)
+        writer.add_tensor(translated(re.sub(r"experts\.0\.(\w+)", r"experts.\1_proj", name)), data)
     return finish(writer, path)
 
 
