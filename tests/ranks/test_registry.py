@@ -57,6 +57,8 @@ NAMED_OTHERWISE = {
     "ArcticForCausalLM", "CodeShellForCausalLM", "GPTRefactForCausalLM", "JAISLMHeadModel", "MaincoderForCausalLM",
     "Plamo3ForCausalLM", "RWKV7ForCausalLM", "TeleChat2ForCausalLM", "TeleChatForCausalLM",
     "Step3p5ForCausalLM", "NanbeigeForCausalLM", "OuroForCausalLM",
+    "MiMoV2ForCausalLM", "Param2MoEForCausalLM", "SarvamMLAForCausalLM", "SarvamMoEForCausalLM",
+    "OpenELMForCausalLM", "SmallThinkerForCausalLM",
 }  # fmt: skip
 WHOLE_EXPERTS = {"LongcatFlashForCausalLM"}  # divided as test_experts.py does, and in no other way
 

@@ -1,6 +1,7 @@
 """fp8 as DeepSeek, FBGEMM and AutoFP8 write it: w = scale * q, q e4m3.
 
-    X.weight_scale_inv  fp32 [N / 128, K / 128], rounded up   blocks of weight_block_size
+    X.weight_scale_inv  fp32 [N / 128, K / 128], rounded up   blocks of weight_block_size; MiMo-V2.5 has several
+                                                              matrices below each other, each rounded up by itself
     X.weight_scale      [N, 1] or [N]                          one for each output
     X.weight_scale      []                                     one for all
 
@@ -21,6 +22,7 @@ from quire.weights.raw import RawTensors
 
 NOT_NEEDED = (".input_scale", ".input_scale_ub", ".activation_scale")
 DEFAULT_BLOCK = (128, 128)
+MAX_STACKED = 64  # matrices whose blocks are of their own
 
 
 def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTensor]:
@@ -51,8 +53,8 @@ def float8(raw: RawTensors, module: str, suffix: str, block: tuple[int, int]) ->
         raise raw.bad(name, f"is {raw.dtype(name)} {[*raw.shape(name)]}, and a matrix of F8_E4M3 is expected")
     outputs, inputs = raw.shape(name)
     scales = raw.shape(module + suffix)
-    by_blocks = (-(-outputs // block[0]), -(-inputs // block[1]))
-    if scales not in ((1,), (1, 1), (outputs,), (outputs, 1), by_blocks):
+    plain = scales in ((1,), (1, 1), (outputs,), (outputs, 1))
+    if not plain and not num_stacked((outputs, inputs), scales, block):
         raise raw.bad(
             module + suffix,
             f"is {[*scales]}, neither one scale, nor one for each output, nor one for each {[*block]}",
@@ -61,12 +63,24 @@ def float8(raw: RawTensors, module: str, suffix: str, block: tuple[int, int]) ->
     return DerivedTensor((outputs, inputs), sources, partial(_derive, raw, name, module + suffix, block))
 
 
+def num_stacked(shape: tuple[int, int], scales: tuple[int, ...], block: tuple[int, int]) -> int:
+    """Of how many matrices below each other these are the scales by blocks; 0: they are not."""
+    outputs, inputs = shape
+    for count in range(1, MAX_STACKED + 1):
+        rows = count * -(-(outputs // count) // block[0])
+        if outputs % count == 0 and scales == (rows, -(-inputs // block[1])):
+            return count
+    return 0
+
+
 def _derive(raw: RawTensors, name: str, scale_name: str, block: tuple[int, int]) -> StoredTensor:
     outputs, inputs = raw.shape(name)
     scales = raw.floats(scale_name)
     by_blocks = scales.ndim == 2 and scales.shape not in ((1, 1), (outputs, 1))
     if by_blocks:
-        scales = np.repeat(scales, block[0], axis=0)[:outputs]
+        count = num_stacked((outputs, inputs), scales.shape, block)
+        rows = np.repeat(scales.reshape(count, -1, scales.shape[1]), block[0], axis=1)
+        scales = rows[:, : outputs // count].reshape(outputs, -1)
     else:
         scales = np.broadcast_to(scales.reshape(-1, 1), (outputs, 1))
     if not fits_blocks(inputs, block[1] if by_blocks else inputs):
