@@ -34,7 +34,6 @@ MISSING: Mapping[str, str] = {
     "CohereCompassForConditionalGeneration": "a rope of its own in each kind of layer",
     "CpmAntForCausalLM": "prompts of learned vectors, and biases of segments",
     "Data2VecTextForCausalLM": ENCODER,
-    "DeepseekV4ForCausalLM": "compressed sparse attention and several residual streams",
     "ElectraForCausalLM": ENCODER,
     "Ernie4_5_VLMoeForConditionalGeneration": "experts for tokens of images",
     "ErnieForCausalLM": ENCODER,

@@ -79,6 +79,7 @@ ARCHITECTURES = {
     "Glm4MoeLiteForCausalLM": "quire.models.deepseek",
     "YoutuForCausalLM": "quire.models.deepseek",
     "MiniCPM3ForCausalLM": "quire.models.deepseek",
+    "DeepseekV4ForCausalLM": "quire.models.deepseek_v4",
     "LongcatFlashForCausalLM": "quire.models.longcat",
     "Step3p5ForCausalLM": "quire.models.step3p5",
     "LagunaForCausalLM": "quire.models.laguna",
