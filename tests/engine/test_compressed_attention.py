@@ -13,7 +13,7 @@ from engine.test_kv_tiers import Engine, always_fetch
 from engine.test_window_pages import BLOCK, COMMON, PARAMS, PROMPTS, SHARED, bits, pages_of
 from fakes import make_drafts_free
 from quire import LLM, BeamSearchParams, SamplingParams
-from quire.core.errors import Unsupported
+from quire.core.errors import BadRequest, Unsupported
 from quire.executors.local import LocalExecutor
 from quire.models.deepseek_v4 import config as read_config
 from quire.runtime.kv import check_gpu_spec, kv_spec
@@ -146,6 +146,8 @@ def test_without_an_indexer_where_it_would_choose_all_entries(model: Path, whole
 def test_what_is_not_there_is_refused(model: Path) -> None:
     with pytest.raises(Unsupported, match="an int8 KV cache of latent vectors"):
         LLM(model, max_model_len=64, kv_cache_dtype="int8")
+    with pytest.raises(BadRequest, match="size is 3, and the model's heads are in 2 groups, which stay whole"):
+        LLM(model, max_model_len=64, tensor_parallel_size=3)
     spec = kv_spec(read_config(open_checkpoint(model).config), BLOCK, "bfloat16")
     with pytest.raises(Unsupported, match="compressed attention on a GPU"):
         check_gpu_spec(spec)
