@@ -102,6 +102,7 @@ KNOWN_AS = {
     "Gemma3nForCausalLM": "E2B, E4B",
     "Gemma4ForCausalLM": "E2B, E4B, 26B-A4B, 31B",
     "DeepseekV32ForCausalLM": "V3.2",
+    "DeepseekV4ForCausalLM": "V4 Flash, V4 Pro; on CPUs",
     "GlmMoeDsaForCausalLM": "GLM-5",
     "LongcatFlashForCausalLM": "LongCat-Flash",
     "Step3p5ForCausalLM": "Step 3.5 Flash",

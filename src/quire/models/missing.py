@@ -35,7 +35,6 @@ MISSING: Mapping[str, str] = {
     "CohereCompassForConditionalGeneration": "a rope of its own in each kind of layer",
     "CpmAntForCausalLM": "prompts of learned vectors, and biases of segments",
     "Data2VecTextForCausalLM": ENCODER,
-    "DeepseekV4ForCausalLM": "compressed sparse attention and several residual streams",
     "DomynEdgeForCausalLM": "layers with heads of different widths",
     "DoryForCausalLM": "hidden states that are turned instead of added to, by layers that run several times",
     "Dots3NoteForCausalLM": "a gate of sparse attention",

@@ -80,6 +80,7 @@ ARCHITECTURES = {
     "SarvamMLAForCausalLM": "quire.models.deepseek",
     "YoutuForCausalLM": "quire.models.deepseek",
     "MiniCPM3ForCausalLM": "quire.models.deepseek",
+    "DeepseekV4ForCausalLM": "quire.models.deepseek_v4",
     "LongcatFlashForCausalLM": "quire.models.longcat",
     "Step3p5ForCausalLM": "quire.models.step3p5",
     "LagunaForCausalLM": "quire.models.laguna",

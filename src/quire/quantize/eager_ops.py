@@ -232,9 +232,14 @@ class EagerOps:
     def concat(self, parts: Sequence[Floats]) -> Floats:
         return np.concatenate(parts, axis=1)
 
-    def rope_angles(self, positions: NDArray[np.int32], frequencies: tuple[Floats, float]) -> Floats:
+    def stream_weights(self, *given: Any) -> Floats:
+        raise Unsupported(
+            "a model with several residual streams cannot be calibrated", "choose a method without --calibrate"
+        )
+
+    def rope_angles(self, positions: NDArray[np.int32], frequencies: tuple[Floats, float], group: int = 1) -> Floats:
         inv_freq, scale = frequencies
-        angles = positions[:, None].astype(np.float32) * inv_freq
+        angles = (positions // group * group)[:, None].astype(np.float32) * inv_freq
         return np.concatenate((np.cos(angles), np.sin(angles)), axis=1) * np.float32(scale)
 
     def rope(self, x: Floats, angles: Floats, head_dim: int) -> Floats:

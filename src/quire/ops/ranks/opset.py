@@ -95,6 +95,13 @@ class RankOps:
         return _as(RankExperts, packed, experts=cut)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        if self.index.size > len(heads):  # groups of heads, of which there may be few
+            raise BadRequest(
+                f"tensor_parallel_size is {self.index.size}, and the model's heads are in {len(heads)} groups, which "
+                "stay whole",
+                f"use 1 to {len(heads)}",
+                param="tensor_parallel_size",
+            )
         cut = self.index.heads(len(heads), len(heads), len(heads))
         packed = self.backend.pack_heads(heads[cut.first : cut.first + cut.count])
         return _as(RankHeads, packed, total_heads=len(heads))

@@ -12,7 +12,7 @@ MISSING_GGUF: Mapping[str, str] = {
     "chameleon": "tokens of images",
     "clip": "encoding of images",
     "cogvlm": "experts for tokens of images",
-    "deepseek4": "compressed sparse attention and several residual streams",
+    "deepseek4": "names of its own; safetensors of it are loaded",
     "dflash": "drafting for another model",
     "dots3note": "a gate of sparse attention",
     "dream": DIFFUSION,
