@@ -1,6 +1,7 @@
 """Where the time of a step with drafts goes on a GPU: kernels, waits of the GPU for the host, and what the host does.
 
     python -m benchmarks.draft_profile [--sequences 1 8 64 256] [--quantization fp8] [--kernels 14] [--fixed]
+    python -m benchmarks.draft_profile --tree-nodes 32 --sequences 1 8
 
 The models and the acceptance of `benchmarks.speculation_gpu`, at one moment of an answer: all sequences decode, and
 none ends. First steps are timed as they are, with events around what is queued; then the same engine's steps without
@@ -47,11 +48,11 @@ def new_engine(folder: Path, args: argparse.Namespace) -> Engine:
     most = max(args.sequences)
     config: dict[str, Any] = {
         "method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": args.drafts,
-        **synthetic(args),
+        **({"tree_nodes": args.tree_nodes} if args.tree_nodes else synthetic(args)),
     }  # fmt: skip
-    if args.fixed:
-        config["num_speculative_tokens_per_batch_size"] = [[1, most, args.drafts]]
-    tokens = max(2048, 4 * most)
+    if args.fixed or args.tree_nodes:
+        config["num_speculative_tokens_per_batch_size"] = [[1, most, args.tree_nodes or args.drafts]]
+    tokens = max(2048, 4 * most, 2 * (1 + args.tree_nodes) * most)
     executor = LocalExecutor(
         folder / "target",
         ExecutorOptions(
@@ -82,6 +83,7 @@ class Probe:
         runner.sampler.begin = self._on_device("sample", runner.sampler.begin)
         head = self.method._program
         head.chain.run = self._on_device("chain", head.chain.run)
+        head.chain.grow = self._on_device("grow", head.chain.grow)
         head.run = self._on_device("head", head.run)
         for name, program in (("target", runner.program), ("head", head)):
             program._graph_for = self._noting_graph(name, program._graph_for)
@@ -287,6 +289,7 @@ def main() -> None:
     parser.add_argument("--length", type=float, default=2.9, help="tokens of a step, on average")
     parser.add_argument("--rates", type=float, nargs="+", help="instead: that all drafts up to each are accepted")
     parser.add_argument("--fixed", action="store_true", help="drafts at all sizes, whether they pay or not")
+    parser.add_argument("--tree-nodes", type=int, default=0, help="instead of chains, trees of so many drafts")
     parser.add_argument("--quantization", choices=["fp8"])
     parser.add_argument("--kernels", type=int, default=14, help="how many are listed of each part")
     args = parser.parse_args()

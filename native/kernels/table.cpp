@@ -9,6 +9,7 @@ extern const OpKernels op_kernels;
 extern const SearchKernels search_kernels;
 extern const ScanKernels scan_kernels;
 extern const IndexKernels index_kernels;
+extern const CompressKernels compress_kernels;
 
 #define QUIRE_STRING_(x) #x
 #define QUIRE_STRING(x) QUIRE_STRING_(x)
@@ -19,6 +20,7 @@ const Kernels table = {QUIRE_STRING(QUIRE_ISA) + sizeof("isa_") - 1,
                        op_kernels,
                        search_kernels,
                        scan_kernels,
-                       index_kernels};
+                       index_kernels,
+                       compress_kernels};
 
 }  // namespace quire::QUIRE_ISA

@@ -22,8 +22,9 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-void bind_scans(nb::class_<quire::Tape>& tape);   // bind_scans.cpp
-void bind_sparse(nb::class_<quire::Tape>& tape);  // bind_sparse.cpp
+void bind_scans(nb::class_<quire::Tape>& tape);       // bind_scans.cpp
+void bind_sparse(nb::class_<quire::Tape>& tape);      // bind_sparse.cpp
+void bind_compressed(nb::class_<quire::Tape>& tape);  // bind_compressed.cpp
 
 namespace {
 
@@ -212,6 +213,7 @@ void bind_tape(nb::module_& m) {
     nb::class_<Tape> tape(m, "Tape", "A recorded forward pass.");
     bind_scans(tape);
     bind_sparse(tape);
+    bind_compressed(tape);
     tape.def(
             "__init__",
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
@@ -221,8 +223,8 @@ void bind_tape(nb::module_& m) {
                std::optional<Bytes1> shared_groups) {
                 const quire::Pages p{pages.data(),     num_blocks, num_layers,  num_kv_heads, head_dim,     block_size,
                                      page_type(dtype), latent,     conv_layers, conv_rows,    conv_channels};
-                if (latent && (num_kv_heads != 1 || latent >= head_dim || p.type == quire::PageType::Int8))
-                    throw std::invalid_argument("latent pages need one KV head, head_dim above latent, and floats");
+                if (latent && (num_kv_heads != 1 || latent > head_dim || p.type == quire::PageType::Int8))
+                    throw std::invalid_argument("latent pages need one KV head, at least latent columns, and floats");
                 if (p.type == quire::PageType::Int8 &&
                     (block_size % quire::kMaxLanes || block_size > quire::kMaxInt8Depth ||
                      head_dim > quire::kMaxInt8Depth))
@@ -301,10 +303,10 @@ void bind_tape(nb::module_& m) {
             "x"_a, "slots"_a)
         .def(
             "rope_angles",
-            [](Tape& t, Floats inv_freq, float scale, View out) {
-                t.add(quire::RopeAngles{inv_freq.data(), scale, out});
+            [](Tape& t, Floats inv_freq, float scale, View out, int64_t group) {
+                t.add(quire::RopeAngles{inv_freq.data(), scale, group, out});
             },
-            "inv_freq"_a.noconvert(), "scale"_a, "out"_a)
+            "inv_freq"_a.noconvert(), "scale"_a, "out"_a, "group"_a = 1)
         .def(
             "rope", [](Tape& t, View x, View angles, int64_t head_dim) { t.add(quire::Rope{x, angles, head_dim}); },
             "x"_a, "angles"_a, "head_dim"_a)
@@ -368,24 +370,27 @@ void bind_tape(nb::module_& m) {
         .def(
             "moe",
             [](Tape& t, View x, View logits, const ExpertMatrices& gate_up, const ExpertMatrices& down,
-               std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid,
+               std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, int scoring,
                bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
                std::optional<Floats> correction, bool weigh_inputs, int kind, View out, std::optional<View> hidden,
-               int64_t first_hidden, std::optional<View> outputs, int64_t first_expert, int64_t num_zero, float limit) {
-                const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
-                                             num_groups,     top_groups, group_best, near,        data_of(correction),
-                                             weigh_inputs,   num_zero,   limit};
+               int64_t first_hidden, std::optional<View> outputs, int64_t first_expert, int64_t num_zero, float limit,
+               float gate_limit, std::optional<View> chosen) {
+                const quire::Routing routing{
+                    logits.columns, top_k, quire::Scoring(scoring), renormalize,  scale,    num_groups, top_groups,
+                    group_best,     near,  data_of(correction),     weigh_inputs, num_zero, limit,      gate_limit};
                 if (first_expert < 0 || first_expert + int64_t(gate_up.size()) > logits.columns - num_zero)
                     throw std::invalid_argument("experts beyond the router's");
                 t.add(quire::Moe{x, logits, routing, experts(gate_up, gate_up_biases, first_expert),
                                  experts(down, down_biases, first_expert), activation(kind), out,
-                                 hidden.value_or(View{}), first_hidden, outputs.value_or(View{})});
+                                 hidden.value_or(View{}), first_hidden, outputs.value_or(View{}),
+                                 chosen.value_or(View{})});
             },
             "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "gate_up_biases"_a.none().noconvert(),
-            "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
+            "down_biases"_a.none().noconvert(), "top_k"_a, "scoring"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
             "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "weigh_inputs"_a = false,
             "kind"_a, "out"_a, "hidden"_a.none() = nb::none(), "first_hidden"_a = 0, "outputs"_a.none() = nb::none(),
-            "first_expert"_a = 0, "num_zero"_a = 0, "limit"_a = 0.0f)
+            "first_expert"_a = 0, "num_zero"_a = 0, "limit"_a = 0.0f, "gate_limit"_a = 0.0f,
+            "chosen"_a.none() = nb::none())
         .def(
             "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,
             "gate"_a, "out"_a)

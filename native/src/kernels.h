@@ -9,6 +9,7 @@
 // the work. It starts no threads, takes no locks and allocates nothing.
 #pragma once
 
+#include "compress.h"
 #include "index.h"
 #include "matrix.h"
 #include "ops.h"
@@ -20,11 +21,12 @@ namespace quire {
 // References: a static initializer would copy tables with instructions that the CPU may not have.
 struct Kernels {
     const char* name;
-    const MatrixKernels& matrix;  // native/kernels/matrix.cpp
-    const OpKernels& ops;         // native/kernels/ops.cpp
-    const SearchKernels& search;  // native/kernels/search.cpp
-    const ScanKernels& scan;      // native/kernels/scan.cpp
-    const IndexKernels& index;    // native/kernels/index.cpp
+    const MatrixKernels& matrix;      // native/kernels/matrix.cpp
+    const OpKernels& ops;             // native/kernels/ops.cpp
+    const SearchKernels& search;      // native/kernels/search.cpp
+    const ScanKernels& scan;          // native/kernels/scan.cpp
+    const IndexKernels& index;        // native/kernels/index.cpp
+    const CompressKernels& compress;  // native/kernels/compress.cpp
 };
 
 // The best table this CPU can run, or the one chosen with use_isa.

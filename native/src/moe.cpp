@@ -66,14 +66,15 @@ void MoeRunner::reserve(const Routing& routing, const Experts& gate_up, const Ex
 }
 
 void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
-                    Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
+                    Rows logits, Rows chosen, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
                     const SharedRoutes& shared) {
     const OpKernels& ops = kernels().ops;
     const int64_t top_k = routing.top_k;
     const Range rows = pool.share(num_rows);
     float* scratch = scratch_.get() + pool.thread * routing_scratch(routing.num_experts);
     for (int64_t r = rows.first; r < rows.last; ++r)
-        select_experts(routing, logits.at(r), scratch, ids_.get() + r * top_k, weights_.get() + r * top_k);
+        select_experts(routing, logits.at(r), chosen.base ? chosen.at(r) : nullptr, scratch, ids_.get() + r * top_k,
+                       weights_.get() + r * top_k);
     pool.barrier();
     if (pool.thread == 0) sort_routes(routing, num_rows);
     pool.barrier();
@@ -142,7 +143,9 @@ void MoeRunner::activate(const Routing& routing, Activation activation, float* h
     const OpKernels& ops = kernels().ops;
     if (routing.limit == 0.0f) return ops.activate_and_mul(activation, hidden, num_outputs, out);
     ops.activate(activation, hidden, num_outputs, hidden);
-    ops.clamp(hidden, routing.limit, 2 * num_outputs, hidden);
+    const float gate_limit = routing.gate_limit == 0.0f ? routing.limit : routing.gate_limit;
+    ops.clamp(hidden, gate_limit, num_outputs, hidden);
+    ops.clamp(hidden + num_outputs, routing.limit, num_outputs, hidden + num_outputs);
     ops.mul(hidden, hidden + num_outputs, num_outputs, out);
 }
 

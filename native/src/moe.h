@@ -64,8 +64,9 @@ class MoeRunner {
     // x[r]. All threads of the pool call this at once.
     // A thread reads its own rows of x and logits, then (after a barrier) other rows of x, and (after another barrier)
     // writes its own rows of out.
+    // `chosen`: the experts of each row, see select_experts; or without a base.
     void run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
-             Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
+             Rows logits, Rows chosen, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
              const SharedRoutes& shared);
 
  private:

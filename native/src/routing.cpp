@@ -18,8 +18,13 @@ void score(const Routing& routing, const float* logits, float* scores) {
         std::copy_n(logits, n, scores);
         return;
     }
-    if (routing.sigmoid) {
+    if (routing.scoring == Scoring::Sigmoid) {
         for (int64_t i = 0; i < n; ++i) scores[i] = 1.0f / (1.0f + std::exp(-logits[i]));
+        return;
+    }
+    if (routing.scoring == Scoring::SqrtSoftplus) {
+        for (int64_t i = 0; i < n; ++i)
+            scores[i] = std::sqrt(std::max(logits[i], 0.0f) + std::log1p(std::exp(-std::abs(logits[i]))));
         return;
     }
     const float max_logit = *std::max_element(logits, logits + n);
@@ -73,7 +78,8 @@ float share(const Routing& routing, const float* logits, const float* choice_sco
 
 }  // namespace
 
-void select_experts(const Routing& routing, const float* logits, float* scratch, int32_t* ids, float* weights) {
+void select_experts(const Routing& routing, const float* logits, const float* chosen, float* scratch, int32_t* ids,
+                    float* weights) {
     const int64_t n = routing.num_experts;
     float *scores = scratch, *choice_scores = scratch + n, *group_scores = scratch + 2 * n;
     score(routing, logits, scores);
@@ -84,7 +90,8 @@ void select_experts(const Routing& routing, const float* logits, float* scratch,
     if (routing.num_groups > 1) exclude_groups(routing, choice_scores, group_scores);
     float sum = 0.0f;
     for (int64_t j = 0; j < routing.top_k; ++j) {
-        const int64_t expert = take_best(choice_scores, n);
+        const int64_t expert =
+            chosen ? std::min(std::max<int64_t>(int64_t(chosen[j]), 0), n - 1) : take_best(choice_scores, n);
         ids[j] = int32_t(expert);
         sum += weights[j] =
             routing.near > 0.0f ? share(routing, logits, choice_scores, logits[expert]) : scores[expert];

@@ -18,6 +18,18 @@ uint32_t ordered_bits(float x) {
 
 }  // namespace
 
+void choose_best(const float* scores, int64_t count, int64_t top_k, uint64_t* order, float* out) {
+    if (count <= top_k) {
+        for (int64_t i = 0; i < top_k; ++i) out[i] = i < count ? float(i) : -1.0f;
+        return;
+    }
+    for (int64_t i = 0; i < count; ++i) order[i] = uint64_t(~ordered_bits(scores[i])) << 32 | uint64_t(i);
+    std::nth_element(order, order + top_k, order + count);
+    for (int64_t i = 0; i < top_k; ++i) order[i] &= 0xffffffffu;
+    std::sort(order, order + top_k);
+    for (int64_t i = 0; i < top_k; ++i) out[i] = float(order[i]);
+}
+
 SparseAttention::Seen SparseAttention::seen_by(const View& out, int64_t r) const {
     const int64_t token = out.logits_only ? step_.logit_rows[r] : r;
     const int32_t* after = std::upper_bound(step_.seq_starts, step_.seq_starts + step_.num_seqs, int32_t(token));
@@ -60,18 +72,8 @@ void SparseAttention::score(const TopPositions& op, int64_t r, int64_t first, in
 }
 
 void SparseAttention::select(const TopPositions& op, int64_t r, const float* scores) const {
-    const int64_t count = seen_by(op.out, r).count, top_k = op.out.columns;
-    float* const out = tape_.row(op.out, r);
-    if (count <= top_k) {
-        for (int64_t i = 0; i < top_k; ++i) out[i] = i < count ? float(i) : -1.0f;
-        return;
-    }
     uint64_t* const order = tape_.index_order_.get() + pool_.thread * tape_.longest_;
-    for (int64_t i = 0; i < count; ++i) order[i] = uint64_t(~ordered_bits(scores[i])) << 32 | uint64_t(i);
-    std::nth_element(order, order + top_k, order + count);
-    for (int64_t i = 0; i < top_k; ++i) order[i] &= 0xffffffffu;
-    std::sort(order, order + top_k);
-    for (int64_t i = 0; i < top_k; ++i) out[i] = float(order[i]);
+    choose_best(scores, seen_by(op.out, r).count, op.out.columns, order, tape_.row(op.out, r));
 }
 
 void SparseAttention::attend(const SparseMla& op) const {

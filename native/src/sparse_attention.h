@@ -7,6 +7,10 @@
 
 namespace quire {
 
+// The numbers of the `top_k` best of `count` scores, the lower one of equals, in ascending order; then -1. `order`:
+// memory for `count` numbers.
+void choose_best(const float* scores, int64_t count, int64_t top_k, uint64_t* order, float* out);
+
 class SparseAttention {
  public:
     SparseAttention(Tape& tape, const Step& step, const ThreadPool& pool)

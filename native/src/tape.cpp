@@ -8,6 +8,18 @@
 
 namespace quire {
 
+namespace {
+
+// The most entries that a token of a context of this length sees, in any layer.
+int64_t most_entries(const CompressedPages& pages, int64_t length) {
+    int64_t most = 0;
+    for (const CompressedLayer& layer : pages.layers)
+        if (layer.group) most = std::max(most, length / layer.group);
+    return most;
+}
+
+}  // namespace
+
 Weight::Weight(std::vector<PackedMatrix> parts, const float* bias) : segments(std::move(parts)), bias(bias) {
     for (const PackedMatrix& part : segments) {
         num_inputs = part.num_inputs;
@@ -69,6 +81,14 @@ void Tape::add(Op op) {
         top_k_ = std::max(top_k_, chosen->out.columns);
     }
     if (auto* sparse = std::get_if<SparseMla>(&op)) sparse->counter = add_counters(1);
+    if (auto* chosen = std::get_if<TopEntries>(&op)) {
+        chosen->counter = add_counters(1);
+        chooses_entries_ = true;
+    }
+    if (auto* attention = std::get_if<AttendCompressed>(&op)) {
+        attention->counter = add_counters(1);
+        window_ = std::max(window_, attention->window);
+    }
     if (auto* keep = std::get_if<KeepKV>(&op))
         self_attention_.reserve(keep->num_kv_heads, keep->head_dim, num_threads_);
     if (auto* attention = std::get_if<SelfAttention>(&op)) {
@@ -112,7 +132,9 @@ void Tape::run(const Step& step) {
         logit_seqs_[i] = int32_t(end - step.seq_starts) - 1;
     }
     longest_ = longest;
-    if (top_k_) reserve_index();
+    if (top_k_ || chooses_entries_) reserve_index();
+    if (top_k_) reserve_gathered(top_k_);
+    if (window_) reserve_gathered(std::min(window_, longest_) + most_entries(compressed_, longest_));
     max_splits_ = ceil_div(longest, attention_split(pages_.block_size));
     partials_.reserve(kTilesPerThread * num_threads_ * max_splits_ * tile_partial_floats(pages_.value_dim()));
     find_shared_prefixes(step);
@@ -135,10 +157,32 @@ void Tape::use_index(uint8_t* data, size_t size, int64_t columns) {
         throw std::invalid_argument("the pages of an indexer are smaller than their shape, or beside no latent pages");
 }
 
+void Tape::use_compressed(std::vector<CompressedLayer> layers, uint8_t* blocks, size_t num_bytes, uint8_t* pages,
+                          size_t num_page_bytes) {
+    CompressedPages& c = compressed_;
+    c = CompressedPages{};
+    c.layers = std::move(layers);
+    c.block_size = pages_.block_size;
+    c.type = pages_.type;
+    size_t entry_bytes = 0, token_bytes = 0;
+    c.lay_out(entry_bytes, token_bytes);
+    c.windowed = pages != nullptr;
+    c.blocks = blocks;
+    c.pages = pages ? pages : blocks + entry_bytes;
+    c.block_bytes = entry_bytes + (pages ? 0 : token_bytes);
+    c.page_bytes = pages ? token_bytes : c.block_bytes;
+    if (num_bytes < c.block_bytes * pages_.num_blocks ||
+        (pages && num_page_bytes < c.page_bytes * window_pages_.num_blocks))
+        throw std::invalid_argument("the pages of compressed attention are smaller than their shape");
+}
+
 void Tape::reserve_index() {
     index_scores_.reserve(num_threads_ * longest_);
     index_order_.reserve(num_threads_ * longest_);
-    const int64_t num_blocks = ceil_div(top_k_, pages_.block_size);
+}
+
+void Tape::reserve_gathered(int64_t num_keys) {
+    const int64_t num_blocks = ceil_div(num_keys, pages_.block_size);
     gathered_stride_ = (num_blocks * pages_.head_bytes() + kPagesSlack + 63) / 64 * 64;
     gathered_keys_.reserve(num_threads_ * gathered_stride_);
     consecutive_.resize(num_blocks);
@@ -179,7 +223,8 @@ void Tape::check(const Step& s) const {
     if (window_pages_.num_blocks)
         within("window_slots", s.window_slots, s.num_tokens, window_pages_.num_blocks * pages_.block_size);
     within("logit_rows", s.logit_rows, s.num_logits, s.num_tokens);
-    if (top_k_ && s.ancestors) throw std::invalid_argument("an indexer chooses among positions, and not in a tree");
+    if ((top_k_ || window_) && s.ancestors)
+        throw std::invalid_argument("an indexer chooses among positions, and not in a tree");
     if (reads_hidden_ && !s.hidden_rows)
         throw std::invalid_argument("the program reads hidden states: give hidden_rows");
     if (reads_hidden_) within("hidden_rows", s.hidden_rows, s.num_tokens, num_hidden_);

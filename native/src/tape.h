@@ -13,6 +13,7 @@
 
 #include "buffer.h"
 #include "causal_conv.h"
+#include "compressed_pages.h"
 #include "delta_rule.h"
 #include "dequantize.h"
 #include "draft_trees.h"
@@ -119,6 +120,7 @@ struct Adapt {
 struct RopeAngles {
     const float* inv_freq;
     float scale;
+    int64_t group;  // positions are rounded down to a multiple of it
     View out;
 };
 struct Rope {
@@ -172,6 +174,54 @@ struct SparseMla {
     View out;
     int64_t counter;  // as in Attention
 };
+// Compressed attention, in five ops: what a layer keeps of tokens is written; groups are pooled; what becomes of these
+// is written as entries; the entries whose keys score best are chosen; queries attend to tokens and entries.
+struct WriteTokens {
+    View x;
+    int64_t layer, first;  // into the columns from `first` on
+};
+struct PoolGroup {
+    int64_t layer, first;
+    const float* bias;  // [group, columns of a token]
+    bool overlap;
+    View out;
+};
+struct WriteEntry {
+    View x;
+    int64_t layer;
+    int part;
+};
+struct TopEntries {
+    View q, weights;  // as in TopPositions
+    int64_t layer;
+    View out;
+    int64_t counter;
+};
+struct AttendCompressed {
+    View q;
+    View chosen;  // the output of TopEntries; empty: all entries
+    int64_t layer;
+    float scale;
+    int64_t window;
+    const float* sinks;  // [heads]
+    View out;
+    int64_t counter;
+};
+// Hyper-connections; see OpSet.stream_weights and those after it.
+struct StreamWeights {
+    View x;
+    const float *scale, *base;  // [3], [x.columns]
+    int64_t streams;
+    float eps;
+    int64_t iterations;
+    View out;
+};
+struct MergeStreams {
+    View x, weights, out;
+};
+struct UpdateStreams {
+    View x, y, post, mixing, out;
+};
 // Self-attention without a cache, in two ops: keys and values are written to private pages, then queries attend to
 // them.
 struct KeepKV {
@@ -206,6 +256,7 @@ struct Moe {
     View hidden;           // shared, with top_k * down.num_inputs columns; or empty: `gate_up` has all of them
     int64_t first_hidden;  // `gate_up` gives these columns of the hidden values, from here on
     View outputs;          // shared, with top_k * down.num_outputs columns; or empty: all experts are here
+    View chosen;           // [top_k] experts as floats; or empty: those with the best scores
 };
 struct MulSigmoid {
     View x, gate, out;
@@ -290,9 +341,10 @@ struct RankBarrier {};  // all ranks wait for each other
 
 using Op =
     std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
-                 WriteLatent, Attention, WriteIndexKey, TopPositions, SparseMla, KeepKV, SelfAttention, Activate,
-                 ActivateAndMul, Moe, MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan,
-                 MambaScan, Decay, DeltaRule, Wkv7, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
+                 WriteLatent, Attention, WriteIndexKey, TopPositions, SparseMla, WriteTokens, PoolGroup, WriteEntry,
+                 TopEntries, AttendCompressed, StreamWeights, MergeStreams, UpdateStreams, KeepKV, SelfAttention,
+                 Activate, ActivateAndMul, Moe, MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv,
+                 Mamba2Scan, MambaScan, Decay, DeltaRule, Wkv7, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -326,6 +378,11 @@ class Tape {
     // The keys of indexers, [columns] for each token and layer, are in pages of their own, from now on.
     void use_index(uint8_t* data, size_t size, int64_t columns);
 
+    // Layers of compressed attention keep entries in blocks, and what tokens have in `pages`, or behind the entries if
+    // that is null, from now on.
+    void use_compressed(std::vector<CompressedLayer> layers, uint8_t* blocks, size_t num_bytes, uint8_t* pages,
+                        size_t num_page_bytes);
+
     // Throws std::invalid_argument if the step refers to a token, slot or block that does not exist, and RankLost if
     // another rank is gone.
     void run(const Step& step);
@@ -334,11 +391,13 @@ class Tape {
     friend class TapeExecutor;
     friend class PagedAttention;
     friend class SparseAttention;
+    friend class CompressedAttention;
 
     void check(const Step& step) const;
     void check_segments(const Step& step) const;
     void find_shared_prefixes(const Step& step);
     void reserve_index();
+    void reserve_gathered(int64_t num_keys);
     void execute(const Step& step, const ThreadPool& pool);  // runs in every thread: tape_executor.cpp
     int64_t add_counters(size_t count);                      // returns the first one's index
 
@@ -354,6 +413,7 @@ class Tape {
     Pages window_pages_{};
     States states_;
     Pages index_{};  // latent: one vector a token
+    CompressedPages compressed_;
     int64_t max_tokens_;
     int num_threads_;
     RankGroup* const ranks_;
@@ -390,9 +450,12 @@ class Tape {
     Buffer<float> shared_partials_;   // [members, KV heads, splits, group] of shared-prefix groups
     Buffer<float> tile_partials_;     // [threads] the partials of a tile of a shared-prefix group
     int64_t top_k_ = 0;               // the most positions that an indexer chooses; 0: there is none
+    bool chooses_entries_ = false;    // an op is TopEntries
+    int64_t window_ = 0;              // the largest of compressed attention; 0: there is none
     Buffer<float> index_scores_;      // [threads, longest_]
     Buffer<uint64_t> index_order_;    // [threads, longest_]
-    Buffer<uint8_t> gathered_keys_;   // [threads, gathered_stride_]: vectors of chosen positions, as blocks
+    Buffer<uint8_t>
+        gathered_keys_;  // [threads, gathered_stride_]: vectors of chosen positions, or of entries, as blocks
     size_t gathered_stride_ = 0;
     std::vector<int32_t> consecutive_;  // the block table of gathered keys
     std::vector<int32_t> seq_logits_;   // [num_seqs] the row of logits of the sequence, or -1

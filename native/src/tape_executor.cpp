@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "compressed_attention.h"
 #include "paged_attention.h"
 #include "sparse_attention.h"
 
@@ -20,7 +21,9 @@ template <class T>
 constexpr bool kScans = std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> ||
                         std::is_same_v<T, MambaScan> || std::is_same_v<T, DeltaRule> || std::is_same_v<T, Wkv7>;
 template <class T>
-constexpr bool kIsSparse = std::is_same_v<T, TopPositions> || std::is_same_v<T, SparseMla>;
+constexpr bool kIsSparse =
+    std::is_same_v<T, TopPositions> || std::is_same_v<T, SparseMla> || std::is_same_v<T, PoolGroup> ||
+    std::is_same_v<T, TopEntries> || std::is_same_v<T, AttendCompressed>;
 template <class T>
 constexpr bool kReadsOwnRows =
     !kIsSparse<T> && !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> &&
@@ -28,6 +31,36 @@ constexpr bool kReadsOwnRows =
 template <class T>
 constexpr bool kWritesOwnRows = std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> ||
                                 (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
+
+// x [columns] -> out, for n streams; see OpSet.stream_weights.
+void stream_weights(const float* x, int64_t columns, const float* scale, const float* base, int64_t n, float eps,
+                    int64_t iterations, float* out) {
+    const auto sigmoid = [](float y) { return 1.0f / (1.0f + std::exp(-y)); };
+    for (int64_t i = 0; i < n; ++i) out[i] = sigmoid(x[i] * scale[0] + base[i]) + eps;
+    if (columns == n) return;
+    for (int64_t i = n; i < 2 * n; ++i) out[i] = 2.0f * sigmoid(x[i] * scale[1] + base[i]);
+    float* const mixing = out + 2 * n;
+    for (int64_t i = 0; i < n; ++i) {
+        float* const to = mixing + i * n;
+        float most = -INFINITY, sum = 0.0f;
+        for (int64_t j = 0; j < n; ++j) {
+            to[j] = x[2 * n + i * n + j] * scale[2] + base[2 * n + i * n + j];
+            most = std::max(most, to[j]);
+        }
+        for (int64_t j = 0; j < n; ++j) sum += to[j] = std::exp(to[j] - most);
+        for (int64_t j = 0; j < n; ++j) to[j] = to[j] / sum + eps;
+    }
+    // Numbers `step` apart are divided by their sum.
+    const auto normalize = [&](float* first, int64_t step) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < n; ++i) sum += first[i * step];
+        for (int64_t i = 0; i < n; ++i) first[i * step] /= sum + eps;
+    };
+    for (int64_t round = 0; round < iterations; ++round) {
+        for (int64_t i = 0; round && i < n; ++i) normalize(mixing + i * n, 1);
+        for (int64_t j = 0; j < n; ++j) normalize(mixing + j, n);
+    }
+}
 
 }  // namespace
 
@@ -84,9 +117,20 @@ class TapeExecutor {
     static bool gathers(const LayerNorm& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const Activate& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const ActivateAndMul& op) { return op.out.logits_only && !op.x.logits_only; }
-    static bool gathers(const Moe& op) { return op.out.logits_only && !(op.x.logits_only && op.logits.logits_only); }
+    static bool gathers(const Moe& op) {
+        return op.out.logits_only &&
+               !(op.x.logits_only && op.logits.logits_only && (op.chosen.logits_only || !op.chosen.columns));
+    }
     static bool gathers(const MulSigmoid& op) {
         return op.out.logits_only && !(op.x.logits_only && op.gate.logits_only);
+    }
+    static bool gathers(const StreamWeights& op) { return op.out.logits_only && !op.x.logits_only; }
+    static bool gathers(const MergeStreams& op) {
+        return op.out.logits_only && !(op.x.logits_only && op.weights.logits_only);
+    }
+    static bool gathers(const UpdateStreams& op) {
+        return op.out.logits_only &&
+               !(op.x.logits_only && op.y.logits_only && op.post.logits_only && op.mixing.logits_only);
     }
     static bool gathers(const Scale& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const Decay& op) { return op.out.logits_only && !op.x.logits_only; }
@@ -141,7 +185,8 @@ class TapeExecutor {
     void run(const RopeAngles& op) {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
-            kernels_.ops.rope_angles(step_.positions[r], op.inv_freq, op.scale, op.out.columns / 2, row(op.out, r));
+            kernels_.ops.rope_angles(int32_t(step_.positions[r] / op.group * op.group), op.inv_freq, op.scale,
+                                     op.out.columns / 2, row(op.out, r));
     }
 
     void run(const Rope& op) {
@@ -180,6 +225,44 @@ class TapeExecutor {
     void run(const TopPositions& op) { SparseAttention(tape_, step_, pool_).choose(op); }
     void run(const SparseMla& op) { SparseAttention(tape_, step_, pool_).attend(op); }
 
+    void run(const WriteTokens& op) { CompressedAttention(tape_, step_, pool_).write(op); }
+    void run(const PoolGroup& op) { CompressedAttention(tape_, step_, pool_).pool(op); }
+    void run(const WriteEntry& op) { CompressedAttention(tape_, step_, pool_).write(op); }
+    void run(const TopEntries& op) { CompressedAttention(tape_, step_, pool_).choose(op); }
+    void run(const AttendCompressed& op) { CompressedAttention(tape_, step_, pool_).attend(op); }
+
+    void run(const StreamWeights& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            stream_weights(input(op.x, op.out, r), op.x.columns, op.scale, op.base, op.streams, op.eps, op.iterations,
+                           row(op.out, r));
+    }
+
+    void run(const MergeStreams& op) {
+        const auto [first, last] = mine(op.out);
+        const int64_t n = op.out.columns;
+        for (int64_t r = first; r < last; ++r) {
+            const float *x = input(op.x, op.out, r), *weights = input(op.weights, op.out, r);
+            kernels_.ops.scale(x, weights[0], n, row(op.out, r));
+            for (int64_t i = 1; i < op.weights.columns; ++i)
+                kernels_.ops.add_scaled(x + i * n, weights[i], n, row(op.out, r));
+        }
+    }
+
+    void run(const UpdateStreams& op) {
+        const auto [first, last] = mine(op.out);
+        const int64_t streams = op.post.columns, n = op.y.columns;
+        for (int64_t r = first; r < last; ++r) {
+            const float *x = input(op.x, op.out, r), *mixing = input(op.mixing, op.out, r);
+            for (int64_t i = 0; i < streams; ++i) {
+                float* const out = row(op.out, r) + i * n;
+                kernels_.ops.scale(input(op.y, op.out, r), input(op.post, op.out, r)[i], n, out);
+                for (int64_t j = 0; j < streams; ++j)
+                    kernels_.ops.add_scaled(x + j * n, mixing[j * streams + i], n, out);
+            }
+        }
+    }
+
     void run(const Activate& op) {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
@@ -200,7 +283,8 @@ class TapeExecutor {
     void run(const Moe& op) {
         const auto shared = [&](const View& v) { return v.columns ? row(v, 0) : nullptr; };
         const SharedRoutes routes{shared(op.hidden), op.first_hidden, shared(op.outputs), tape_.ranks_};
-        tape_.moe_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x, op.out), rows(op.logits, op.out),
+        const Rows chosen = op.chosen.columns ? rows(op.chosen, op.out) : Rows{};
+        tape_.moe_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x, op.out), rows(op.logits, op.out), chosen,
                        rows(op.out, op.out), num_rows(op.out), pool_, tape_.panels_.get() + pool_.thread * kPanelBytes,
                        routes);
     }

@@ -10,7 +10,7 @@ import pytest
 from core.driven import LONG, Engine
 from fakes import ASKED_METHOD, make_drafts_free
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
-from quire.core.draft_budget import DraftBudget, chain_probabilities
+from quire.core.draft_budget import DraftBudget, chain_probabilities, host_share
 from quire.core.draft_policy import ANY_METHOD, CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
@@ -122,6 +122,19 @@ def test_a_draft_step_is_worth_it_for_many_sequences_and_not_for_one() -> None:
     assert budget.choose_asked([chain(0.9, 3)] * 8, 8, 7, seconds) == [1] * 7 + [0]  # no more than there is room for
 
 
+def test_a_device_that_waits_for_the_host_waits_once_for_any_number_of_drafts() -> None:
+    """What one draft does not gain, two may."""
+    offers, seconds = [[1.0, 0.9]] * 256, [0.0001] * 256
+    tokens = [(size, 1.0 + 0.00295 * (size - 256)) for size in (256, 512, 768)]
+    at_once, ahead = (DraftBudget(0.01, depth, tokens) for depth in (0, 1))
+    assert set(at_once.choose_asked(offers, 256, 999, seconds)) == {1}
+    assert set(ahead.choose_asked(offers, 256, 999, seconds)) == {2}
+    for num_drafts in (1, 2):
+        accepted = float(num_drafts)
+        saved = [each.saved_seconds(accepted, num_drafts, 256, 0.0) for each in (at_once, ahead)]
+        assert saved[0] - saved[1] == pytest.approx(host_share(256) / 256 / (1 + accepted))
+
+
 def test_a_dear_first_token_does_not_hide_cheap_ones_behind_it() -> None:
     """A second token may cost much (another kernel), and three more nothing."""
     step_cost = (budget := DraftBudget(CPU_TOKEN_COST)).step_cost
@@ -175,8 +188,6 @@ def test_every_position_of_a_chain_has_a_rate_of_its_own() -> None:
 def test_a_sequence_waits_for_its_token_if_drafts_gain_more_than_the_steps_it_misses() -> None:
     ahead = draft_budget(0.01, ahead=1)
     assert ahead.should_wait(1.3) and not ahead.should_wait(0.9) and not draft_budget().should_wait(0.0)
-    assert ahead.gains_its_wait(0.8, num_rows=1), "if all wait, none of them misses a step"
-    assert not ahead.gains_its_wait(0.8, num_rows=256), "the host takes as long as a step"
 
 
 # -- a scheduler with drafts ------------------------------------------------------------------------------------------
@@ -356,7 +367,7 @@ def test_a_tree_is_asked_for_where_it_pays_and_a_chain_elsewhere() -> None:
     assert asked_for(gpu, 0.6, 0.02, 1) == [3]  # siblings are seldom right
     assert asked_for(cpu, 0.7, 0.6, 1) in ([1], [2])  # every node costs a third of a step
     assert asked_for(cpu, 0.2, 0.6, 1) == [0]
-    many = asked_for(gpu, 0.6, 0.6, 32)
+    many = asked_for(gpu, 0.8, 0.6, 32)
     assert max(many) <= 3 and sum(many) > 0  # 32 trees are 544 tokens
 
 
@@ -440,9 +451,11 @@ def test_a_step_in_which_drafts_were_compiled_teaches_nothing() -> None:
     cost = speculation.budget.step_cost
     for num_tokens, seconds, is_timed in ((1, 0.01, True), (4, 0.5, False), (4, 0.0001, False), (1, 0.01, True)):
         plan = StepPlan(0, [Run(0, 0, num_tokens)])
-        speculation.record_drafting(StepOutput(0, [], is_timed=is_timed))
+        drafted = {ASKED_METHOD: [(1, seconds)]}
+        speculation.record_drafting(StepOutput(0, [], is_timed=is_timed, draft_steps=drafted))
         speculation.record_step(plan, seconds, has_prompts=False)
     assert cost.seconds(1) == pytest.approx(0.01) and cost.seconds(4) < 0.03
+    assert speculation._quotas[0]._draft_cost.seconds(1) == pytest.approx(0.01)
 
 
 def test_a_fixed_length_is_used_whatever_it_costs() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +244,22 @@ def test_a_draft_model_that_is_asked_now_and_then_knows_what_it_has_read(
 
     monkeypatch.setattr(scheduler.speculation, "set_quotas", set_quotas)
     check_always_right(tiny_model, llm, pool, 100)
+
+
+def test_what_a_draft_takes_is_the_time_of_its_forward_pass(tiny_model: Path) -> None:
+    always = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 8, 3]]}
+    llm = LLM(tiny_model, max_model_len=128, speculative_config={"model": str(tiny_model), **always})
+    program = llm.engine.executor.runner.proposer._methods[0][1]._program  # type: ignore[attr-defined]
+    run = program.run
+
+    def run_slowly(batch: Any) -> Any:
+        time.sleep(0.02)
+        return run(batch)
+
+    program.run = run_slowly
+    llm.generate(["ab" * 9], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    speculation = llm.engine._scheduler.speculation
+    assert speculation is not None and speculation._quotas[0]._draft_cost.seconds(1) >= 0.02
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused(default_model: Path, tiny_model: Path) -> None:

@@ -104,6 +104,8 @@ def randomized(model: PreTrainedModel) -> PreTrainedModel:
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):  # zeros at first
             torch.nn.init.normal_(buffer, std=0.5)
+        if name.endswith("tid2eid"):  # zeros, too: the experts of every token
+            buffer.copy_(torch.rand(len(buffer), model.config.n_routed_experts).argsort(dim=1)[:, : buffer.shape[1]])
     return model
 
 

@@ -35,6 +35,7 @@ LING_NAMES = {
     ".self_attn.dense.": ".self_attn.o_proj.",
     "mlp.gate.expert_bias": "mlp.gate.e_score_correction_bias",
 }
+PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -141,6 +142,66 @@ def write_laguna(source: Path, path: Path) -> Path:
     writer.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
     for name, data in stacked(load_file(source / "model.safetensors"), "laguna"):
         writer.add_tensor(translated(name), np.ascontiguousarray(data))
+    return finish(writer, path)
+
+
+def write_granite_swa(source: Path, path: Path) -> Path:
+    c = json.loads((source / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "granite_swa")
+    add_sizes(writer, c, c["num_hidden_layers"])
+    add_windows(writer, c)
+    thetas = c["layer_rope_theta"]
+    writer.add_rope_freq_base(max(thetas))
+    writer.add_array("granite_swa.attention.rope_pattern", [theta > 0 for theta in thetas])
+    writer.add_attention_scale(c["attention_multiplier"])
+    writer.add_embedding_scale(c["embedding_multiplier"])
+    writer.add_residual_scale(c["residual_multiplier"])
+    writer.add_logit_scale(c["logits_scaling"])
+    if "shared_intermediate_size" in c:
+        writer.add_expert_shared_feed_forward_length(c["shared_intermediate_size"])
+    own = {
+        "self_attn.sinks": "attn_sinks", "shared_mlp.input_linear": "ffn_up_shexp",
+        "shared_mlp.output_linear": "ffn_down_shexp", "block_sparse_moe.router": "ffn_gate_inp",
+        "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
+        "block_sparse_moe.experts.down_proj": "ffn_down_exps",
+    }  # fmt: skip
+    for name, data in load_file(source / "model.safetensors").items():
+        for part, heads in (("q_proj", c["num_attention_heads"]), ("k_proj", c["num_key_value_heads"])):
+            data = interleave(data, heads) if f".{part}." in name else data
+        _, _, rest = name.removesuffix(".weight").partition(".layers.")
+        layer, _, part = rest.partition(".")
+        called = f"blk.{layer}.{own[part]}.weight" if part in own else translated(name)
+        writer.add_tensor(called, np.ascontiguousarray(data))
+    return finish(writer, path)
+
+
+def write_minimax_m3(source: Path, path: Path) -> Path:
+    c = json.loads((source / "config.json").read_text())["text_config"]
+    writer = gguf.GGUFWriter(path, "minimax-m3")
+    add_sizes(writer, c | {"prefix_dense_intermediate_size": c["dense_intermediate_size"]}, c["num_hidden_layers"])
+    writer.add_rope_dimension_count(c["rotary_dim"])
+    writer.add_expert_shared_count(c["shared_intermediate_size"] // c["intermediate_size"])
+    writer.add_expert_weights_scale(c["routed_scaling_factor"])
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
+    writer.add_uint32("minimax-m3.attention.indexer.block_size", c["index_block_size"])
+    writer.add_uint32("minimax-m3.attention.indexer.top_k", c["index_topk_blocks"])
+    text = {
+        name.removeprefix("language_model."): data
+        for name, data in load_file(source / "model.safetensors").items()
+        if name.startswith("language_model.")
+    }
+    for name, data in stacked(text):
+        part = name.removesuffix(".weight")
+        if match := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.index_(\w+)", part):
+            called = f"blk.{match[1]}.indexer.{match[2]}.weight"
+        elif match := re.fullmatch(r"layers\.(\d+)\.feed_forward\.experts\.(\w+)", part):
+            called = f"blk.{match[1]}.ffn_{PARTS[match[2]]}_exps.weight"
+        else:
+            name = name.replace("block_sparse_moe.e_score", "mlp.experts.e_score")
+            called = translated(name.replace("block_sparse_moe.", "mlp."))
+        writer.add_tensor(called, np.ascontiguousarray(data + np.float32(1) if part.endswith("norm") else data))
     return finish(writer, path)
 
 

@@ -16,16 +16,19 @@ from transformers import (
 
 from models.checking import TINY, Cases, random_model
 from models.gguf_checking import check_file
-from models.gguf_latest_writing import write_kimi, write_latest
+from models.gguf_latest_writing import write_granite_swa, write_kimi, write_latest, write_minimax_m3
 from models.gguf_writing import write_gguf
 from models.test_delta_nets import CALM, KIMI
 from models.test_newer_families import BOTH_ROPES, EXPERTS, HALF_WINDOWS, ONE_DENSE
+from models.test_newer_families import CASES as NEWER
+from models.test_text_parts import CASES as TEXT_PARTS
 from quire.weights.checkpoint import open_checkpoint
 
 ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
 COHERE = HALF_WINDOWS | {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48}
 CASES: Cases = {
     "mellum": (MellumConfig, EXPERTS | HALF_WINDOWS | {"head_dim": 24, "rope_parameters": BOTH_ROPES}),
+    **{name: NEWER[name] for name in ("granite-swa", "granite-moe-swa")},
     "hy-v3": (HYV3Config, EXPERTS | ONE_DENSE | {"head_dim": 24, "router_scaling_factor": 1.5}),
     "cohere2-moe": (
         Cohere2MoeConfig,
@@ -40,11 +43,26 @@ CASES: Cases = {
 
 
 @pytest.mark.verifies("gguf", backend="torch")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if "granite" not in name])
 def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
     config, options = CASES[name]
     model = random_model(config(**TINY | options), seed=sum(map(ord, name)))
     check_file(model, tmp_path, write_latest)
+
+
+@pytest.mark.verifies("gguf", backend="torch")
+@pytest.mark.parametrize("name", ["granite-swa", "granite-moe-swa"])
+def test_granite_with_windows(name: str, tmp_path: Path) -> None:
+    """The flags of a file say which layers rotate."""
+    config, options = CASES[name]
+    check_file(random_model(config(**TINY | options), seed=3), tmp_path, write_granite_swa)
+
+
+@pytest.mark.verifies("gguf", backend="torch", architecture="MiniMaxM3VLForCausalLM")
+def test_minimax_m3(tmp_path: Path) -> None:
+    config, options = TEXT_PARTS["minimax-m3"]
+    text = options["text_config"] | {"shared_intermediate_size": 96, "rotary_dim": 12}
+    check_file(random_model(config(**options | {"text_config": text}), seed=3), tmp_path, write_minimax_m3)
 
 
 @pytest.mark.verifies("gguf", architecture="KimiLinearForCausalLM")

@@ -1,11 +1,11 @@
-"""LFM2, also with experts, against transformers."""
+"""LFM2, also with experts, and LFM3, against transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Lfm2Config, Lfm2MoeConfig
+from transformers import Lfm2Config, Lfm2MoeConfig, Lfm3Config
 
 from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
 from quire.core.errors import BadCheckpoint, Unsupported
@@ -18,6 +18,15 @@ HYBRID = {
     "block_multiple_of": 16,
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "routed_scaling_factor": 1.5}
+LFM3 = {
+    "num_hidden_layers": 5,
+    "layer_types": ["conv", "sliding_attention", "full_attention", "conv", "sliding_attention"],
+    "sliding_window": 6,
+}
+LFM3_ROPES = {
+    "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+}
 CASES: Cases = {
     "lfm2": (Lfm2Config, HYBRID),
     "lfm2-biases": (Lfm2Config, HYBRID | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
@@ -33,6 +42,13 @@ CASES: Cases = {
         HYBRID
         | EXPERTS
         | {"num_dense_layers": 2, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
+    ),
+    "lfm3": (Lfm3Config, LFM3 | {"rope_parameters": LFM3_ROPES, "head_dim": 24}),
+    "lfm3-plain": (
+        Lfm3Config,
+        LFM3
+        | {"use_sandwich_norm": False, "use_attention_gate": False, "attention_bias": True, "conv_bias": True}
+        | {"conv_L_cache": 3, "tie_word_embeddings": False, "head_dim": 16},
     ),
     "lfm2-attention-only": (Lfm2Config, {"block_ffn_dim_multiplier": 1.5, "block_multiple_of": 8}),
 }

@@ -242,10 +242,14 @@ def jais(w: dict[str, torch.Tensor], ids: list[int]) -> torch.Tensor:
     return 0.4 * (norm(x, w, "transformer.ln_f", rms=False) @ w["lm_head.weight"].T)
 
 
-def twin_checkpoint(path: Path, twin: Any, values: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Theirs:
+def twin_checkpoint(
+    path: Path, twin: Any, values: dict[str, Any], shapes: dict[str, tuple[int, ...]], small: str = "-"
+) -> Theirs:
+    """Tensors that have `small` in their names have small values."""
     rng = np.random.default_rng(7)
     tensors = {
-        name: rng.normal(0.5 if len(shape) == 1 else 0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()
+        name: rng.normal(0.5 if len(shape) == 1 else 0, 0.02 if small in name else 0.3, shape).astype(np.float32)
+        for name, shape in shapes.items()
     }
     save_file(tensors, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(values))

@@ -17,6 +17,7 @@ from transformers import (
     Idefics3Config,
     InternVLConfig,
     Lfm2Config,
+    Lfm3Config,
     LlamaConfig,
     LlavaConfig,
     MiniMaxM3VLConfig,
@@ -96,6 +97,7 @@ TEXTS: Cases = {
     "granite": (GraniteConfig, FACTORS),
     "cohere2": (Cohere2Config, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}),
     "lfm2": (Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
+    "lfm3": (Lfm3Config, {"layer_types": ["conv", "full_attention", "sliding_attention"], "num_hidden_layers": 3}),
     "deepseek-v3": (DeepseekV3Config, MLA | {"first_k_dense_replace": 1}),
     **{name: NEWER[name] for name in ("llama-4", "gemma-3n")},
 }
@@ -117,6 +119,7 @@ def of(name: str, architecture: str, prefix: str) -> Any:
         of("cohere2", "AyaVisionForConditionalGeneration", "language_model."),
         of("cohere2", "Cohere2VisionForConditionalGeneration", "model.language_"),
         of("lfm2", "Lfm2VlForConditionalGeneration", "model.language_"),
+        of("lfm3", "Lfm3VlForConditionalGeneration", "model.language_"),
         of("deepseek-v3", "KimiK25ForConditionalGeneration", "language_model."),
         of("llama-4", "Llama4ForConditionalGeneration", "language_model."),
         of("gemma-3n", "Gemma3nForConditionalGeneration", "model.language_"),
@@ -129,6 +132,7 @@ def of(name: str, architecture: str, prefix: str) -> Any:
         of("qwen3-moe", "Qwen3OmniMoeForConditionalGeneration", "thinker."),
         of("granite", "Granite4VisionForConditionalGeneration", "model.language_"),
         of("granite", "GraniteSpeechForConditionalGeneration", "language_model."),
+        of("granite", "GraniteDoclingForConditionalGeneration", "model.text_"),
     ],
 )
 def test_a_language_model_is_found_among_other_parts(
@@ -146,8 +150,8 @@ def test_a_language_model_is_found_among_other_parts(
 
 
 def prefixed(name: str, prefix: str) -> str:
-    if prefix == "model.language_":
-        return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
+    if prefix in ("model.language_", "model.text_"):
+        return name.replace("model.", f"{prefix}model.", 1) if name.startswith("model.") else name
     return prefix + name
 
 

@@ -1,5 +1,6 @@
 """What is measured of a model is kept by model, machine and options, and found again."""
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from quire.planning.calibrate import (
     ROUNDS,
     FirstToken,
     Round,
+    arrival_seconds,
     gapless,
     mean_steps,
     of_known_times,
     rounds_that_fit,
     serving_costs,
+    undisturbed,
+    without_arrivals,
 )
 from quire.planning.calibration import (
     OPTIONS,
@@ -68,6 +72,15 @@ def test_a_calibration_is_fitted_again_to_the_steps_that_were_kept_with_it(tmp_p
     assert calibration_of(model).refitted().times == TIMES
 
 
+def test_an_earlier_file_has_no_time_of_a_request_that_comes_while_a_step_runs(tmp_path: Path, model: Path) -> None:
+    path = keep(tmp_path, kept := calibration_of(model))
+    values = json.loads(path.read_text())
+    del values["costs"]["arrival"]
+    path.write_text(json.dumps(values))
+    found = find(tmp_path, kept.about)
+    assert found is not None and found.costs.arrival == kept.costs.request / 2
+
+
 def test_a_file_that_cannot_be_read_is_measured_again(tmp_path: Path, model: Path) -> None:
     kept = calibration_of(model)
     path = keep(tmp_path, kept)
@@ -115,6 +128,22 @@ def test_a_step_of_a_gpu_that_samples_nothing_is_left_out_with_the_one_that_has_
     assert of_known_times(steps) == [steps[0], steps[3]]
 
 
+def test_steps_tell_what_a_request_takes_that_comes_while_they_run() -> None:
+    """On a CPU requests are taken when the step has ended in which they were read; on a GPU while one runs."""
+    usual = TIMES.seconds(work := StepWork(1, 1, 100, 100))
+    arrival = usual / 20
+    news = (0, 0, 2, 0, 4, 0)
+    for on_gpu, came in ((False, (0, 2, 0, 4, 0, 0)), (True, news)):
+        alone = [LoggedStep(work, float(number), usual, num_new=num) for number, num in enumerate(news)]
+        steps = [replace(step, seconds=usual + num * arrival) for step, num in zip(alone, came, strict=True)]
+        assert undisturbed(steps, on_gpu) == [step for step, num in zip(alone, came, strict=True) if not num]
+        assert arrival_seconds(steps, TIMES, on_gpu) == pytest.approx(arrival)
+    less = without_arrivals(steps, arrival)
+    assert [step.num_new for step in less] == [0, 0, 2, 0, 0], "four requests took too much of a step"
+    assert [step.seconds for step in less] == pytest.approx([usual] * 5)
+    assert arrival_seconds(steps[:2], TIMES, on_gpu=True) == 0.0
+
+
 def test_steps_that_are_padded_to_one_graph_are_alike() -> None:
     assert [mean.count for mean in mean_steps([logged(0.0, 9), logged(0.0, 16), logged(0.0, 17)], graphs=True)] == [
         2,
@@ -142,7 +171,7 @@ def test_rounds_are_within_the_context_and_the_sequences() -> None:
 
 
 def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
-    steps = [logged(1.5, 3), logged(2.5, 4, goes_on=False, num_chunks=1)]
+    steps = [logged(1.5, 3), replace(logged(2.5, 4, goes_on=False, num_chunks=1), num_new=2)]
     (tmp_path / "steps").write_bytes(b"".join(step.packed() for step in steps) + b"cut off")
     assert read_steps(tmp_path / "steps") == steps and read_steps(tmp_path / "steps", 2.0) == steps[1:]
 

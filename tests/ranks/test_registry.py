@@ -12,6 +12,7 @@ from transformers.models.auto import modeling_auto
 from models import (
     test_bailing_hybrid,
     test_deepseek,
+    test_deepseek_v4,
     test_delta_nets,
     test_gemma,
     test_gpt,
@@ -42,7 +43,8 @@ FILES = (
 CASES = {name: case for file in FILES for name, case in file.CASES.items()}
 NAMES_BY_TYPE = dict(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
 NAMES_BY_TYPE |= dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-CASES |= {name: (kind, test_deepseek.SIZES | given) for name, (kind, given) in test_deepseek.CASES.items()}
+for file in (test_deepseek, test_deepseek_v4):
+    CASES |= {name: (kind, file.SIZES | given) for name, (kind, given) in file.CASES.items()}
 CASES["step"] = test_latest_families.CASES["step"]
 
 # Architectures that transformers does not have, or not under this name: they are one of the others with its tensors
@@ -57,6 +59,8 @@ NAMED_OTHERWISE = {
     "ArcticForCausalLM", "CodeShellForCausalLM", "GPTRefactForCausalLM", "JAISLMHeadModel", "MaincoderForCausalLM",
     "Plamo3ForCausalLM", "RWKV7ForCausalLM", "TeleChat2ForCausalLM", "TeleChatForCausalLM",
     "Step3p5ForCausalLM", "NanbeigeForCausalLM", "OuroForCausalLM",
+    "MiMoV2ForCausalLM", "Param2MoEForCausalLM", "SarvamMLAForCausalLM", "SarvamMoEForCausalLM",
+    "OpenELMForCausalLM", "SmallThinkerForCausalLM",
 }  # fmt: skip
 WHOLE_EXPERTS = {"LongcatFlashForCausalLM"}  # divided as test_experts.py does, and in no other way
 
@@ -85,7 +89,8 @@ def test_kernels_give_the_bits_of_one_process(tmp_path: Path, name: str) -> None
     config = kind(**{**TINY, **options})
     random_model(config, seed=len(name)).save_pretrained(tmp_path)
     alone = steps(OneProcess("native", tmp_path).logits, PROMPT)
-    heads = getattr(config.get_text_config(), "num_attention_heads", None) or 4
+    text = config.get_text_config()
+    heads = getattr(text, "o_groups", None) or getattr(text, "num_attention_heads", None) or 4
     for size in (2, 3, 4) if LENGTH > 1 else (2 + NAMES.index(name) % 3,):
         ranks = InRanks("native", tmp_path, min(size, heads))
         for ours, theirs in zip(steps(ranks.logits, PROMPT), alone, strict=True):

@@ -22,6 +22,7 @@ from weights.quantized_files import (
     awq,
     compressed,
     eetq_bytes,
+    fp8,
     gptq,
     packed,
     words_of,
@@ -165,6 +166,18 @@ def test_rows_of_any_length_keep_their_values(tmp_path: Path, name: str, columns
     tensor = open_checkpoint(tmp_path).tensor("x.weight")
     assert tensor.type.name == "F32"
     np.testing.assert_allclose(dequantize(tensor), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_fp8_matrices_below_each_other_have_blocks_of_their_own(tmp_path: Path) -> None:
+    """As q, k and v of each rank in MiMo-V2.5: 144 rows are two blocks, and all 432 would be four."""
+    w = np.random.default_rng(1).normal(0, 0.1, (432, 256)).astype(np.float32)
+    packed_parts = [fp8("blocks", "weight_scale_inv")(part) for part in np.split(w, 3)]
+    tensors = {f"x.{name}": torch.cat([part[name] for part, _ in packed_parts]) for name in packed_parts[0][0]}
+    assert len(tensors["x.weight_scale_inv"]) == 6
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": {"quant_method": "fp8"}}))
+    found = dequantize(open_checkpoint(tmp_path).tensor("x.weight")).reshape(w.shape)
+    np.testing.assert_array_equal(found, np.concatenate([expected for _, expected in packed_parts]))
 
 
 def damaged(path: Path, name: str, part: str, tensor: torch.Tensor | None) -> Path:

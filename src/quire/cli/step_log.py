@@ -9,7 +9,7 @@ import os
 import sys
 
 from quire.client.engine_process import EngineProcess
-from quire.core.request import SequenceEvent
+from quire.core.request import Request, SequenceEvent
 from quire.engine import process
 from quire.engine.engine import Engine
 
@@ -17,6 +17,11 @@ from quire.engine.engine import Engine
 class LoggedEngine(Engine):
     file = -1
     _num_shared = 0
+    _num_new = 0
+
+    def submit(self, request: Request) -> None:
+        self._num_new += self._scheduler.has_work
+        super().submit(request)
 
     def _collect(self) -> list[SequenceEvent]:
         from quire.planning.replica import num_shared_tokens
@@ -31,7 +36,8 @@ class LoggedEngine(Engine):
             work = StepWork.of(step.plan, min(self.record.num_drawn, len(step.plan.runs)))
             work.num_shared = self._num_shared
             seconds = self.record.run_seconds
-            logged = LoggedStep(work, self._collected - seconds, seconds, self._scheduler.has_work)
+            logged = LoggedStep(work, self._collected - seconds, seconds, self._scheduler.has_work, self._num_new)
+            self._num_new = 0
             os.write(self.file, logged.packed())
         return events
 

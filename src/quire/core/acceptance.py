@@ -3,7 +3,7 @@
 from bisect import bisect
 from collections.abc import Sequence
 
-from quire.core.draft_tree import ROOT, compared_levels, parent_of
+from quire.core.draft_tree import ROOT, compared_levels
 from quire.core.plan import UNKNOWN
 
 METHOD_WEIGHT = 10.0  # of the method's prior, in draft tokens
@@ -108,7 +108,8 @@ class MethodAcceptance:
     def node_rate(self, depth: int, confidence: float) -> float:
         """How likely a node of that confidence is accepted after its parent."""
         share = self._calibration.get(_bin(depth, confidence))
-        return min(confidence * share.rate, MAX_NODE_RATE) if share else min(confidence, MAX_NODE_RATE)
+        rate = confidence * share.rate if share else confidence
+        return rate if rate < MAX_NODE_RATE else MAX_NODE_RATE
 
     def add_node(self, depth: int, confidence: float, accepted: bool) -> None:
         key = _bin(depth, confidence)
@@ -200,15 +201,12 @@ class AcceptanceRate:
         """Of each node of a tree: that it and its ancestors are accepted."""
         depths: list[int] = []
         found: list[float] = []
-        for node, confidence in enumerate(confidences):
-            parent = parent_of(parents, node)
+        node_rate, own_rate = self._method.node_rate, self._nodes.rate
+        for parent, confidence in zip(parents or range(ROOT, len(confidences) - 1), confidences, strict=True):
             depth, before = (1, 1.0) if parent == ROOT else (depths[parent] + 1, found[parent])
             depths.append(depth)
-            found.append(before * self._node_rate(depth, confidence))
+            found.append(before * min(node_rate(depth, confidence) * own_rate, MAX_NODE_RATE))
         return found
-
-    def _node_rate(self, depth: int, confidence: float) -> float:
-        return min(self._method.node_rate(depth, confidence) * self._nodes.rate, MAX_NODE_RATE)
 
     def update(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
         """Compare `drafts` with the sampled `tokens`, up to the first rejected one: those behind it teach nothing. Of
@@ -244,4 +242,4 @@ class AcceptanceRate:
 
 
 def _bin(depth: int, confidence: float) -> tuple[int, int]:
-    return min(depth, MAX_DEPTH), bisect(CONFIDENCE_BINS, confidence)
+    return depth if depth < MAX_DEPTH else MAX_DEPTH, bisect(CONFIDENCE_BINS, confidence)

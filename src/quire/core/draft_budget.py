@@ -8,10 +8,10 @@ sequences are taken, as many as give the most tokens per second."""
 from collections.abc import Sequence
 from itertools import islice
 
-from quire.core.step_cost import StepCostModel
+from quire.core.step_cost import LEVEL_WEIGHT, MAX_STEP_OUTLIER, StepCostModel
 
 COST_MARGIN = 1.1  # by which costs are raised: they and gains are estimates
-HOST_SHARE, HOST_SHARE_OF_ROW = 0.06, 0.006  # an H200, Llama-3.1-8B's shape: 0.06 for one sequence, 0.42 for 64
+HOST_SHARE, HOST_SHARE_OF_ROW = 0.05, 0.0006  # an H200, Llama-3.1-8B's shape: 1.9 of 9.2 ms for 256 sequences
 MIN_RATE = 0.05  # drafts that are less likely are left alone
 
 
@@ -22,6 +22,7 @@ class DraftBudget:
         """`ahead`: the depth of async scheduling, 0 without. `measured`: sizes of steps, and their seconds."""
         self.step_cost = StepCostModel(token_cost, measured)
         self._ahead = ahead
+        self._overhead = 0.0  # seconds of a step with drafts, beside those of the steps that draft and verify
 
     def choose(self, offers: Sequence[Sequence[float]], num_tokens: int, max_drafts: int) -> list[int]:
         """How many draft tokens of each offer to add to a step of `num_tokens`. An offer has the probability of each of
@@ -56,6 +57,7 @@ class DraftBudget:
         added = list(islice(self.step_cost.added_seconds(num_tokens), max_drafts))
         seconds, expected, num_drafts = self.step_cost.seconds(num_tokens), float(num_tokens), 0
         best, counts = expected / seconds, best_counts
+        seconds += self._wait(len(offers))
         rows = list(range(len(offers)))
         for position in range(max(map(len, offers))):
             rows = [index for index in rows if len(offers[index]) > position]
@@ -86,18 +88,26 @@ class DraftBudget:
     def saved_seconds(self, accepted: float, num_drafts: int, num_tokens: int, draft_seconds: float) -> float:
         """What each token of a sequence saves if drafts, of which so many are accepted and which take `draft_seconds`
         to propose, are added to all its steps, of `num_tokens` otherwise."""
-        cost = self.step_cost.share_of_drafts(num_tokens, num_drafts) + draft_seconds
+        cost = COST_MARGIN * (self.step_cost.share_of_drafts(num_tokens, num_drafts) + draft_seconds)
         worth = accepted * self.step_cost.seconds(num_tokens) / num_tokens
-        return (worth - COST_MARGIN * cost) / (1.0 + accepted)
+        return (worth - cost - self._wait(num_tokens) / num_tokens) / (1.0 + accepted)
 
-    def gains_its_wait(self, accepted: float, num_rows: int) -> bool:
-        """Whether so many accepted drafts are worth that sequences wait for their tokens, if all of them do: the device
-        waits for the host meanwhile."""
-        return accepted > self._ahead * host_share(num_rows)
+    def record_overhead(self, seconds: float) -> None:
+        """What the host did for the drafts of a step, beside drafting."""
+        if self._overhead:
+            seconds = min(seconds, MAX_STEP_OUTLIER * self._overhead)
+        self._overhead += (seconds - self._overhead) * (LEVEL_WEIGHT if self._overhead else 1.0)
+
+    def _wait(self, num_rows: int) -> float:
+        """Seconds that a step with drafts of all these rows takes for the host: with async scheduling, what a device
+        waits for it."""
+        if not self._ahead:
+            return self._overhead
+        return self._ahead * host_share(num_rows) * self.step_cost.seconds(num_rows)
 
     def should_wait(self, accepted: float) -> bool:
         """Whether a sequence gains more from verifying drafts in its next step, of which so many are accepted, than
-        from the `ahead` steps that it misses while it waits for its token."""
+        from the `ahead` steps that it misses while it waits for its token. (If all wait, none misses a step.)"""
         return accepted > self._ahead
 
 

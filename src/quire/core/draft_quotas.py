@@ -56,6 +56,8 @@ class DraftQuotas:
         for num_tokens, seconds in steps:
             self._draft_cost.record_step(num_tokens, seconds)
         self._draft_cost.forget_last()
+        if steps:
+            self._budget.record_overhead(max(seconds_in_all - sum(seconds for _, seconds in steps), 0.0))
         if step == self._probed_step:
             self._allowance -= seconds_in_all
             self._probed_step = -1
@@ -182,8 +184,7 @@ class DraftQuotas:
         """Whether a sequence gains from its drafts what it takes to read its text first, and to wait for its tokens:
         alone, or together with most others."""
         accepted, seq = self._accepted(asked.rate, count), asked.seq
-        gains = self._budget.gains_its_wait(accepted, num_rows) if together else self._budget.should_wait(accepted)
-        if not self._is_new and not gains:
+        if not (self._is_new or together or self._budget.should_wait(accepted)):
             return False
         missing = seq.num_known - asked.rate.num_read
         if missing <= SHORT_READ:

@@ -34,7 +34,7 @@ class DraftTree:
     def keep(self, nodes: Sequence[int]) -> "DraftTree":
         """These nodes, in order. Their ancestors are among them."""
         places = {ROOT: ROOT, **{node: place for place, node in enumerate(nodes)}}
-        parents = [places[parent_of(self.parents, node)] for node in nodes]
+        parents = [places[self.parents[node] if self.parents else node - 1] for node in nodes]
         confidences = [self.confidences[node] for node in nodes] if self.confidences else []
         return DraftTree([self.tokens[node] for node in nodes], without_chain(parents), confidences)
 

@@ -36,6 +36,7 @@ class Speculation:
         self._max_chunk = limits.max_chunk
         # Sequences, their proposals, the run that verified some of the first one, and the sampled tokens.
         self._unlearnt: list[tuple[Sequence, list[Proposal], Run | None, list[int]]] = []
+        self._drafted: StepOutput | None = None  # whose times of drafting are unlearnt as well
         self._draft_seconds = 0.0  # of the last step
         self._is_timed = True  # the last step
         self.num_drafts = 0  # runs with draft tokens
@@ -156,7 +157,9 @@ class Speculation:
             return DraftTree(tokens), chain_probabilities(rate.position_rates(len(tokens)))
         tree = DraftTree(proposal.tokens, proposal.parents, proposal.confidences)
         probabilities = rate.probabilities(tree.parents, tree.confidences)
-        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= longest]
+        nodes: list[int] | range = range(len(tree.tokens))
+        if longest < len(nodes):
+            nodes = [node for node, depth in enumerate(tree.depths()) if depth <= longest]
         nodes = sorted(nodes, key=lambda node: -probabilities[node])[: self._places(seq)]  # parents come first
         return tree.keep(nodes), [probabilities[node] for node in nodes]
 
@@ -219,6 +222,11 @@ class Speculation:
                 if verified or not self.policy.synthetic:
                     self._learn(seq, proposal, verified, tokens)
         self._unlearnt.clear()
+        if (output := self._drafted) is not None:
+            for quotas in self._quotas:
+                steps = output.draft_steps.get(quotas.method.name, ()) if output.is_timed else ()
+                quotas.record_drafting(output.step, output.draft_seconds, steps)
+            self._drafted = None
 
     def _learn(self, seq: Sequence, proposal: Proposal, run: Run | None, tokens: list[int]) -> None:
         """Compare a proposal with what was sampled. `run`: the one that verified some of it."""
@@ -251,10 +259,7 @@ class Speculation:
     def record_drafting(self, output: StepOutput) -> None:
         """What methods took to propose."""
         self._learn_all()  # where no times are recorded
-        self._draft_seconds, self._is_timed = output.draft_seconds, output.is_timed
-        for quotas in self._quotas:
-            steps = output.draft_steps.get(quotas.method.name, ())
-            quotas.record_drafting(output.step, output.draft_seconds, steps)
+        self._drafted, self._draft_seconds, self._is_timed = output, output.draft_seconds, output.is_timed
 
     def record_step(self, plan: StepPlan, seconds: float, has_prompts: bool) -> None:
         """Learn from how long the step took whose output came last, and from what it verified."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # tokens; the time is linear between two
-LEVEL_WEIGHT = 0.1  # of one step in the moving average of the level
+LEVEL_WEIGHT = 0.1  # of one step in the moving average of the level; the first steps are a plain average
 MIN_SLOPE_WEIGHT = 0.1  # of one pair of steps in a slope, when many are known
 OTHER_ROWS_WEIGHT = 0.3  # of a pair of steps with different sequences: their contexts differ, too
 FORGETTING = 0.9997  # of a slope, in one step: what seemed too dear is tried again after some thousand steps
@@ -27,6 +27,7 @@ class StepCostModel:
         self._sizes = [size for size, _ in measured]
         self._rises = [seconds - measured[0][1] for _, seconds in measured]  # beyond a step of the least size
         self._level = measured[0][1] if measured else 0.0  # 0: no step has been measured
+        self._num_steps = 0  # that the level rests on: of sizes that were measured, contexts were short
         self._slopes = [0.0] * len(KNOTS)  # seconds a token, from each knot on
         self._weights = [0.0] * len(KNOTS)  # pairs of steps that a slope rests on; 0: it is that of a neighbour
         self._last: tuple[int, int, float] | None = None  # (tokens, rows, seconds)
@@ -85,7 +86,9 @@ class StepCostModel:
         if not self._sizes and self._last is not None and self._last[0] != num_tokens:
             self._learn_slopes(num_tokens, seconds, num_rows, *self._last)
         self._last = num_tokens, num_rows, seconds
-        self._level += LEVEL_WEIGHT * (seconds - self._rise(num_tokens) - self._level)
+        self._num_steps += 1
+        weight = max(LEVEL_WEIGHT, 1.0 / self._num_steps)
+        self._level += weight * (seconds - self._rise(num_tokens) - self._level)
         self._level = max(self._level, seconds * 1e-3)
         self._slopes = [slope * FORGETTING for slope in self._slopes]
         self._spread()

@@ -2,16 +2,14 @@
 of the layer, and the feed-forward layer what attention has added to it."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from quire.models import llama, moe
 from quire.models.llama import normed
 from quire.models.llama_families import translate
-from quire.models.loading import Linear, LoadedModel, TensorSpecs, Vector, load_weights
+from quire.models.loading import Linear, LoadedModel, TensorSpecs, Vector
 from quire.models.moe import MoeConfig, MoeLayer
 from quire.models.moe_families import MIXTRAL_EXPERTS, MoeFamily
-from quire.models.rope import frequencies
 from quire.ops.opset import OpSet, Value
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -58,32 +56,17 @@ def layer_specs(c: MoeConfig) -> list[TensorSpecs]:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:
-    by_prefix = {f"model.layers.{index}.": specs for index, specs in enumerate(layer_specs(config))}
-    tied = ["lm_head.weight"] if config.tied else []
-    unused = "|".join([llama.UNUSED, llama.ROPE_FACTORS, *tied])
-    top, loaded = load_weights(ops, checkpoint, llama.top_specs(config), by_prefix, unused)
-    rope = ops.frequencies(*frequencies(config.rope, max_model_len, llama.rope_factors(checkpoint)))
-    weights = llama.LlamaWeights(**top, layers=[ArcticLayer(**layer) for layer in loaded], rope=rope)
-    return LoadedModel(config, partial(forward, config, weights), [top, *loaded])
+    layers = layer_specs(config)
+    return llama.load_layers(ops, checkpoint, config, max_model_len, layers, ArcticLayer, block=block)
 
 
-def forward(c: MoeConfig, w: llama.LlamaWeights, ops: OpSet, batch: Any) -> Value:
-    angles = ops.rope_angles(batch.positions, w.rope)
-    x = ops.embedding(batch.ids, w.embed)
-    for index, layer in enumerate(w.layers):
-        ops.tap(x, index)
-        attended = llama.attention(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), angles, batch)
-        h = ops.add(x, attended)
-        fed = ops.add(h, llama.mlp(c, layer, ops, normed(ops, h, layer.mlp_norm, c.eps)))
-        x = (
-            fed
-            if layer.router is None
-            else ops.add(fed, experts(c, layer, ops, normed(ops, x, layer.expert_norm, c.eps)))
-        )
-    ops.tap(x, c.layers)
-    x = normed(ops, x, w.norm, c.eps)
-    ops.tap(x, c.layers + 1)
-    return ops.logits(x, w.head, batch)
+def block(c: MoeConfig, layer: Any, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any) -> Value:
+    attended = llama.attention(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), angles, batch)
+    h = ops.add(x, attended)
+    fed = ops.add(h, llama.mlp(c, layer, ops, normed(ops, h, layer.mlp_norm, c.eps)))
+    if layer.router is None:
+        return fed
+    return ops.add(fed, experts(c, layer, ops, normed(ops, x, layer.expert_norm, c.eps)))
 
 
 def experts(c: MoeConfig, layer: ArcticLayer, ops: OpSet, x: Value) -> Value:

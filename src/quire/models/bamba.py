@@ -66,7 +66,6 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BambaConfig, max_model_len:
 
 def mix(c: Any, layer: Any, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any) -> Value:
     """Attention or Mamba 2."""
-    number = c.index_of_kind(index)
     if layer.mamba_in is None:
-        return llama.attention(c, layer, number, ops, x, angles, batch, slopes)
-    return mixer(c.mamba, layer, c.eps, ops, x, batch, number)
+        return llama.attention(c, layer, index, ops, x, angles, batch, slopes)
+    return mixer(c.mamba, layer, c.eps, ops, x, batch, c.index_of_kind(index))

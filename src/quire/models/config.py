@@ -5,7 +5,7 @@ from typing import Self
 
 from quire.core.errors import BadCheckpoint
 from quire.core.seq2seq import Seq2Seq
-from quire.ops.kv_spec import ConvSpec, IndexSpec, StateSpec
+from quire.ops.kv_spec import CompressedSpec, ConvSpec, IndexSpec, StateSpec
 
 ATTENTION = "full_attention"  # a kind of layer
 MAX_COLUMNS = 1 << 22  # of queries; memory is allocated for them before tensors are compared
@@ -30,6 +30,7 @@ class ModelConfig:
     conv: ConvSpec | None = None  # the causal convolutions of a hybrid, whose states are in the blocks
     states: StateSpec | None = None  # of recurrent layers, in slots beside the blocks
     index: IndexSpec | None = None  # of sparse attention, whose keys are in the blocks
+    compressed: CompressedSpec | None = None  # of compressed attention: what its layers keep of tokens, and of groups
     bidirectional: bool = False  # tokens see those after them, too: it encodes whole texts, and has no KV cache
 
     def __post_init__(self) -> None:
@@ -70,6 +71,11 @@ class ModelConfig:
     def index_of_kind(self, layer: int) -> int:
         """The number of a layer among those of its kind: each kind is numbered by itself in the cache."""
         return self.kinds[:layer].count(self.kinds[layer]) if self.kinds else layer
+
+    @property
+    def residual(self) -> int:
+        """Columns of what flows from layer to layer."""
+        return self.hidden
 
     @property
     def q_size(self) -> int:

@@ -67,10 +67,18 @@ def minicpm3_defaults(hf: CheckpointConfig) -> dict[str, Any]:
     return {"rope_interleave": False, "v_head_dim": width, "tie_word_embeddings": True}
 
 
+def sarvam_keys(hf: CheckpointConfig) -> dict[str, Any]:
+    """Its counts have other names, and its code has groups of eight experts, which its configuration does not."""
+    experts = hf.int("num_experts")
+    counts = {"n_routed_experts": experts, "n_shared_experts": hf.int("num_shared_experts", 1)}
+    return counts | {"n_group": experts // 8, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
+
+
 FAMILIES = {
     "DeepseekV2ForCausalLM": DeepseekFamily(grouped_softmax),
     "DeepseekV3ForCausalLM": DeepseekFamily(grouped_sigmoid),
     "Glm4MoeLiteForCausalLM": DeepseekFamily(grouped_sigmoid),
+    "SarvamMLAForCausalLM": DeepseekFamily(grouped_sigmoid, defaults=sarvam_keys),
     "YoutuForCausalLM": DeepseekFamily(grouped_sigmoid, has_experts=False),
     "MiniCPM3ForCausalLM": DeepseekFamily(grouped_sigmoid, False, minicpm3_defaults, minicpm_scales),
     "DeepseekV32ForCausalLM": DeepseekFamily(grouped_sigmoid, indexed=True),

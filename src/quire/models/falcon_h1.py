@@ -48,12 +48,12 @@ class FalconH1Config(LlamaConfig):
 
 def config(hf: CheckpointConfig) -> FalconH1Config:
     fields = llama.config_fields(translate(hf, FAMILY), FAMILY)
-    norm_groups = hf.int("mamba_n_groups", 1) if hf.bool("mamba_rms_norm", False) else 0
+    norm = hf.bool("mamba_rms_norm", False)
     mamba = hybrid_shape(
         hf.with_values({"mamba_d_ssm": hf.get("mamba_d_ssm", 0 if hf.is_given("mamba_d_ssm") else 1024)}),
         out_bias=hf.bool("projectors_bias", False),
-        norm_groups=norm_groups,
-        gate_first=not (norm_groups and hf.bool("mamba_norm_before_gate", True)),
+        norm=norm,
+        gate_first=not (norm and hf.bool("mamba_norm_before_gate", True)),
         in_scale=hf.float("ssm_in_multiplier", 1.0),
         scales=_numbers(hf, "ssm_multipliers", 5),
     )

@@ -115,7 +115,6 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: JambaConfig, max_model_len:
 
 def mix(c: JambaConfig, layer: Any, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any) -> Value:
     """Attention or Mamba."""
-    number = c.index_of_kind(index)
     if layer.mamba_in is None:
-        return llama.attention(c, layer, number, ops, x, angles, batch, slopes)
-    return mixer(c.mamba, layer, ops, x, batch, number)
+        return llama.attention(c, layer, index, ops, x, angles, batch, slopes)
+    return mixer(c.mamba, layer, ops, x, batch, c.index_of_kind(index))

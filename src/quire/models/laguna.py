@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama, moe
+from quire.models.gating import head_gate
 from quire.models.layer_patterns import experts_as_listed
 from quire.models.llama_families import translate
-from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpecs
+from quire.models.loading import Linear, LoadedModel, TensorSpecs
 from quire.models.moe import MoeConfig, MoeLayer
 from quire.models.moe_families import MoeFamily
 from quire.models.routing import grouped_sigmoid
@@ -97,9 +96,9 @@ def layer_specs(c: LagunaConfig, checkpoint: Checkpoint) -> list[TensorSpecs]:
         by_head = c.gated_heads
         if by_head is None:
             by_head = name in stored and checkpoint.shape(name)[0] == own.heads
-        repeated = np.repeat(np.arange(own.heads, dtype=np.int32), c.head_dim)  # a gate for each column of a head
-        gate = LinearPart(own.q_size, repeated, num_stored=own.heads) if by_head else LinearPart(own.q_size)
-        specs.append({**moe.layer_specs(own, stored, checkpoint.shape)[layer], "gate": Linear({GATE: gate}, c.hidden)})
+        by_column = Linear({GATE: own.q_size}, c.hidden)
+        gate = head_gate(GATE, own.heads, c.head_dim, c.hidden) if by_head else by_column
+        specs.append({**moe.layer_specs(own, stored, checkpoint.shape)[layer], "gate": gate})
     return specs
 
 

@@ -20,7 +20,7 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 CONV = "conv"  # a kind of layer, beside ATTENTION
-ATTENTION_TENSORS = ("qkv", "q_norm", "k_norm", "out")
+ATTENTION_TENSORS = ("qkv", "q_norm", "k_norm", "gate", "out")
 
 
 def llama_keys(hf: CheckpointConfig) -> CheckpointConfig:
@@ -95,7 +95,11 @@ def layer_kinds(hf: CheckpointConfig, layers: int) -> tuple[str, ...]:
 
 def layer_specs(c: Any, flat: bool) -> list[TensorSpecs]:
     """`flat`: see StoredConv."""
-    attending = {**llama.layer_specs(c), "out": Linear({"self_attn.out_proj": c.hidden}, c.q_size)}
+    return with_convs(c, {**llama.layer_specs(c), "out": Linear({"self_attn.out_proj": c.hidden}, c.q_size)}, flat)
+
+
+def with_convs(c: Any, attending: TensorSpecs, flat: bool) -> list[TensorSpecs]:
+    """`attending`: the specs of a layer with attention."""
     others = {name: spec for name, spec in attending.items() if name not in ATTENTION_TENSORS}
     return [attending if kind == ATTENTION else {**others, **conv_specs(c, flat)} for kind in c.kinds]
 
@@ -137,9 +141,8 @@ def has_flat_convs(checkpoint: Checkpoint) -> bool:
 
 def mixer(c: Any, layer: Any, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any) -> Value:
     """Attention or a convolution."""
-    number = c.index_of_kind(index)
     if layer.conv_in is None:
-        return llama.attention(c, layer, number, ops, x, angles, batch, slopes)
+        return llama.attention(c, layer, index, ops, x, angles, batch, slopes)
     b, gate, x = ops.split(ops.linear(x, layer.conv_in), (c.hidden,) * 3)
-    mixed = ops.causal_conv(ops.mul(b, x), layer.conv, layer.conv_bias, batch, number)
+    mixed = ops.causal_conv(ops.mul(b, x), layer.conv, layer.conv_bias, batch, c.index_of_kind(index))
     return ops.linear(ops.mul(gate, mixed), layer.out)

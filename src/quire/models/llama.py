@@ -297,6 +297,7 @@ class LlamaWeights:
 
 FeedForward = Callable[[Any, Any, OpSet, Value], Value]  # (config, layer, ops, x)
 Mixer = Callable[[Any, Any, int, OpSet, Value, Value, Any, Any], Value]  # as `attention`: mixes tokens of a sequence
+Block = Callable[[Any, Any, int, OpSet, Value, Value, Any, Any], Value]  # as `mixed`: hidden states of a layer or half
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
@@ -317,6 +318,7 @@ def load_layers(
     feed_forward: FeedForward | None = None,  # in place of `mlp`
     unused: Sequence[str] = (),  # patterns of tensor names that are not read, besides those of all families
     mixer: Mixer | None = None,  # in place of `attention`
+    block: Block | None = None,  # a whole layer, in place of `mixed` and `fed_forward`
 ) -> LoadedModel:
     """For families whose layers have other tensors."""
     tied = ["lm_head.weight"] if config.tied else []
@@ -330,8 +332,9 @@ def load_layers(
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
-    bound = partial(forward, config, weights, feed_forward=feed_forward, mixer=mixer)
-    return LoadedModel(config, bound, [top, *loaded])
+    halves = (partial(mixed, mixer=mixer or attention), partial(fed_forward, feed_forward=feed_forward or mlp))
+    blocks: Sequence[Block] = halves if block is None else (block,)
+    return LoadedModel(config, partial(forward, config, weights, blocks), [top, *loaded])
 
 
 def _own_factors(c: LlamaConfig, checkpoint: Checkpoint) -> NDArray[np.float32] | None:
@@ -343,30 +346,50 @@ def rope_factors(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
     return dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
 
 
-def forward(
-    c: LlamaConfig,
-    w: LlamaWeights,
-    ops: OpSet,
-    batch: Any,
-    feed_forward: FeedForward | None = None,  # in place of `mlp`
-    mixer: Mixer | None = None,  # in place of `attention`
-) -> Value:
+def forward(c: LlamaConfig, w: LlamaWeights, blocks: Sequence[Block], ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
     local = angles if w.local_rope is None else ops.rope_angles(batch.positions, w.local_rope)
     x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
     for index, layer in enumerate(w.layers):
         ops.tap(x, index)
-        rope = local if c.windows[index] else angles
-        h = (mixer or attention)(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), rope, batch, w.slopes)
-        x = ops.add(x, scaled(ops, normed(ops, h, layer.post_attn_norm, c.eps), c.residual_scale))
-        h = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.mlp_norm, c.eps))
-        x = ops.add(x, scaled(ops, normed(ops, h, layer.post_mlp_norm, c.eps), c.residual_scale))
+        for block in blocks:  # what goes into one lives until it ends
+            x = block(c, layer, index, ops, x, local if c.windows[index] else angles, batch, w.slopes)
         if c.loop_norm and (index + 1) % (c.layers // c.loops) == 0 and index + 1 < c.layers:
             x = normed(ops, x, w.norm, c.eps)
     ops.tap(x, c.layers)
     x = normed(ops, x, w.norm, c.eps)
     ops.tap(x, c.layers + 1)
     return ops.logits(scaled(ops, x, c.logit_scale), w.head, batch, c.logit_cap)
+
+
+def mixed(
+    c: LlamaConfig,
+    layer: Any,
+    index: int,
+    ops: OpSet,
+    x: Value,
+    angles: Value,
+    batch: Any,
+    slopes: Any,
+    mixer: Mixer,
+) -> Value:
+    h = mixer(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), angles, batch, slopes)
+    return ops.add(x, scaled(ops, normed(ops, h, layer.post_attn_norm, c.eps), c.residual_scale))
+
+
+def fed_forward(
+    c: LlamaConfig,
+    layer: Any,
+    index: int,
+    ops: OpSet,
+    x: Value,
+    angles: Value,
+    batch: Any,
+    slopes: Any,
+    feed_forward: FeedForward,
+) -> Value:
+    h = feed_forward(c, layer, ops, normed(ops, x, layer.mlp_norm, c.eps))
+    return ops.add(x, scaled(ops, normed(ops, h, layer.post_mlp_norm, c.eps), c.residual_scale))
 
 
 def normed(ops: OpSet, x: Value, weight: Any, eps: float) -> Value:
@@ -384,9 +407,10 @@ def attention(
     c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
 ) -> Value:
     q, k, v = queries_keys_values(c, layer, index, ops, x, angles, batch)
-    ops.write_kv(k, v, batch, index)
+    number = c.index_of_kind(index)
+    ops.write_kv(k, v, batch, number)
     window, cap = -c.windows[index] if c.chunked else c.windows[index], c.score_cap
-    attended = ops.paged_attention(q, batch, index, c.head_dim, _scale(c), window, cap, slopes, layer.sinks)
+    attended = ops.paged_attention(q, batch, number, c.head_dim, _scale(c), window, cap, slopes, layer.sinks)
     if layer.gate is not None:
         attended = mul_activated(ops, attended, ops.linear(x, layer.gate), c.family.gate_activation)
     return ops.linear(normed(ops, attended, layer.out_norm, c.eps), layer.out)

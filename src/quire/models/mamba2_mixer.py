@@ -33,7 +33,7 @@ class Mamba2Shape:
     in_bias: bool = False
     out_bias: bool = False
     dt_limit: tuple[float, float] = (0.0, float("inf"))
-    norm_groups: int = 1  # groups that the norm of the output is taken over; 0: there is no norm
+    norm: bool = True  # of the output, over each group
     gate_first: bool = True  # before the norm
     in_scale: float = 1.0  # of the input
     scales: tuple[float, ...] = (1.0,) * 5  # of gate, x, b, c and dt
@@ -150,7 +150,7 @@ def mixer_specs(m: Mamba2Shape, hidden: int, name: str) -> TensorSpecs:
     }
     if m.conv_bias:
         specs["conv_bias"] = Vector(f"{name}.conv1d", m.conv_channels, "bias")
-    if m.norm_groups:
+    if m.norm:
         norm = f"{name}.norm"
         specs["gated_norm"] = GroupedNorm(norm, m.groups, m.inner) if m.converted else Vector(norm, m.inner)
     return specs
@@ -165,7 +165,7 @@ def mixer(m: Mamba2Shape, layer: Any, eps: float, ops: OpSet, x: Value, batch: A
     y = ops.mamba2_scan(x, _scaled(ops, dt, m.scales[4]), b, c, layer.scan, batch, number)
     gate = ops.activate(_scaled(ops, gate, m.scales[0]), Activation.SILU)
     y = ops.mul(y, gate) if m.gate_first else y
-    y = ops.rms_norm(y, layer.gated_norm, eps, m.norm_groups) if m.norm_groups else y
+    y = ops.rms_norm(y, layer.gated_norm, eps, m.groups) if m.norm else y
     return ops.linear(y if m.gate_first else ops.mul(y, gate), layer.mamba_out)
 
 

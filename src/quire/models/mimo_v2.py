@@ -1,7 +1,10 @@
-"""MiMo-V2-Flash: MoE whose layers with a window have twice the key heads, and sinks; values are narrower than keys.
+"""MiMo-V2: MoE whose layers with a window have more key heads, and sinks; values are narrower than keys.
+
+MiMo-V2.5 stores q, k and v in one tensor, in as many parts as the layers without a window have key heads.
 
 The cache has as many key heads as layers with a window, and values as wide as keys (uneven_heads.py)."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -9,10 +12,12 @@ from typing import Any
 from quire.core.errors import BadCheckpoint
 from quire.models import llama, moe
 from quire.models.layer_patterns import experts_as_listed
+from quire.models.llama import FUSED_QKV
 from quire.models.llama_families import translate
-from quire.models.loading import Linear, LoadedModel, TensorSpecs
+from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpecs
 from quire.models.moe import MoeConfig
 from quire.models.moe_families import MoeFamily
+from quire.models.qkv_order import parted_qkv
 from quire.models.routing import grouped_sigmoid
 from quire.models.uneven_heads import narrowed, widened
 from quire.ops.opset import OpSet, Value
@@ -56,6 +61,7 @@ FAMILY = MoeFamily(
     default_window=129,
     local_rope=True,
     out_bias=False,
+    unused=(r"(visual|audio_encoder|speech_embeddings)\..*",),
     sinks="attention_sink_bias",
     routing=grouped_sigmoid,
     sparse=experts_as_listed,
@@ -70,6 +76,7 @@ class MimoV2Config(MoeConfig):
     key_heads: tuple[int, ...]  # of each layer
     value_dim: int
     value_scale: float
+    qkv_parts: int  # of a tensor of q, k and v, each with its share of all three
 
 
 def config(hf: CheckpointConfig) -> MimoV2Config:
@@ -87,22 +94,27 @@ def config(hf: CheckpointConfig) -> MimoV2Config:
         key_heads=tuple(many if window else few for window in fields["windows"]),
         value_dim=value_dim,
         value_scale=hf.float("attention_value_scale", 1.0),
+        qkv_parts=few,
     )
 
 
-def layer_specs(c: MimoV2Config, layer: int, specs: TensorSpecs) -> TensorSpecs:
+def layer_specs(c: MimoV2Config, layer: int, specs: TensorSpecs, stored: Container[str] = ()) -> TensorSpecs:
     keys = c.key_heads[layer]
-    parts = (("q", c.q_size), ("k", keys * c.head_dim), ("v", keys * c.value_dim))
+    sizes = {"q": c.q_size, "k": keys * c.head_dim, "v": keys * c.value_dim}
+    parts: dict[str, int | LinearPart] = {f"self_attn.{part}_proj": size for part, size in sizes.items()}
+    if f"model.layers.{layer}.{FUSED_QKV}.weight" in stored:
+        parts = {FUSED_QKV: LinearPart(sum(sizes.values()), parted_qkv(c.qkv_parts, [*sizes.values()]))}
     attention = {
-        "qkv": Linear({f"self_attn.{part}_proj": size for part, size in parts}, c.hidden, bias=c.qkv_bias),
+        "qkv": Linear(parts, c.hidden, bias=c.qkv_bias),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.heads * c.value_dim),
     }
     return {name: spec for name, spec in {**specs, **attention}.items() if name != "sinks" or c.windows[layer]}
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MimoV2Config, max_model_len: int) -> LoadedModel:
-    common = moe.layer_specs(config, set(checkpoint.names()))
-    layers = [layer_specs(config, layer, specs) for layer, specs in enumerate(common)]
+    stored = set(checkpoint.names())
+    common = moe.layer_specs(config, stored)
+    layers = [layer_specs(config, layer, specs, stored) for layer, specs in enumerate(common)]
     return llama.load_layers(
         ops, checkpoint, config, max_model_len, layers, moe.MoeLayer, moe.feed_forward, mixer=mixer
     )

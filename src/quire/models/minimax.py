@@ -147,7 +147,7 @@ def forward(c: MiniMaxConfig, w: LlamaWeights, ops: OpSet, batch: Any) -> Value:
     for index, layer in enumerate(w.layers):
         ops.tap(x, index)
         x = ops.rms_norm(x, layer.attn_norm, c.eps)
-        x = added(ops, x, mixer(c, layer, c.index_of_kind(index), ops, x, angles, batch), c.mixer_scales[index])
+        x = added(ops, x, mixer(c, layer, index, ops, x, angles, batch), c.mixer_scales[index])
         x = ops.rms_norm(x, layer.mlp_norm, c.eps)
         x = added(ops, x, moe.feed_forward(c, layer, ops, x), c.mlp_scales)
     ops.tap(x, c.layers)
@@ -161,11 +161,11 @@ def added(ops: OpSet, x: Value, h: Value, scales: tuple[float, float]) -> Value:
     return ops.add(llama.scaled(ops, x, alpha), llama.scaled(ops, h, beta))
 
 
-def mixer(c: MiniMaxConfig, layer: Any, number: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+def mixer(c: MiniMaxConfig, layer: Any, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     if layer.decay is None:
-        return llama.attention(c, layer, number, ops, x, angles, batch)
+        return llama.attention(c, layer, index, ops, x, angles, batch)
     qkv = ops.activate(ops.linear(x, layer.qkv), Activation.SILU)
     q, k, v = ops.split(qkv, (c.q_size,) * 3)
-    attended = ops.linear_attention(q, k, v, layer.decay, batch, number, c.head_dim)
+    attended = ops.linear_attention(q, k, v, layer.decay, batch, c.index_of_kind(index), c.head_dim)
     gate = ops.activate(ops.linear(x, layer.output_gate), Activation.SIGMOID)
     return ops.linear(ops.mul(ops.rms_norm(attended, layer.output_norm, LIGHTNING_EPS), gate), layer.out)

@@ -174,6 +174,16 @@ BAILING = replace(
     },
     normed_head_key="norm_head",
 )
+BAILING_2 = replace(
+    BAILING,
+    defaults={"use_qk_norm": True},
+    expects={"score_function": ("sigmoid", None)},
+    qk_norms="heads",
+    qk_norms_key="use_qk_norm",
+    routing=grouped_sigmoid,
+    correction="mlp.gate",
+    correction_name="expert_bias",
+)
 
 FAMILIES: Mapping[str, MoeFamily] = {
     "MixtralForCausalLM": MoeFamily(
@@ -330,14 +340,7 @@ FAMILIES: Mapping[str, MoeFamily] = {
         shared_gate=None,
     ),
     "BailingMoeForCausalLM": BAILING,
-    "BailingMoeV2ForCausalLM": replace(
-        BAILING,
-        defaults={"use_qk_norm": True},
-        expects={"score_function": ("sigmoid", None)},
-        qk_norms="heads",
-        qk_norms_key="use_qk_norm",
-        routing=grouped_sigmoid,
-        correction="mlp.gate",
-        correction_name="expert_bias",
-    ),
+    "BailingMoeV2ForCausalLM": BAILING_2,
+    "SarvamMoEForCausalLM": BAILING_2,  # its authors take the mean off the correction, which changes no choice
+    "Param2MoEForCausalLM": BAILING_2,
 }

@@ -56,7 +56,6 @@ def config(hf: CheckpointConfig) -> NemotronHConfig:
         conv_bias=hf.bool("use_conv_bias", True),
         in_bias=hf.bool("mamba_proj_bias", bias),
         out_bias=hf.bool("mamba_proj_bias", bias),
-        norm_groups=hf.int("n_groups", 8),
         dt_limit=dt_limit(hf),
         converted=hf.bool("converted", False),
     )

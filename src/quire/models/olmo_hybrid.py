@@ -128,7 +128,6 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: OlmoHybridConfig, max_model
 
 
 def mixer(c: Any, layer: Any, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any) -> Value:
-    number = c.index_of_kind(index)
     if layer.delta_in is not None:
-        return delta_net(c, layer, number, ops, x, batch)
-    return llama.attention(c, layer, number, ops, x, angles, batch)
+        return delta_net(c, layer, c.index_of_kind(index), ops, x, batch)
+    return llama.attention(c, layer, index, ops, x, angles, batch)

@@ -2,6 +2,8 @@
 
 Ours is all of q, then k, then v. In a head, the two columns of a rotary pair are rotary_dim / 2 apart."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,13 @@ def ungrouped_qkv(kv_heads: int, heads: int, head_dim: int) -> Order:
     rows = np.arange((heads + 2 * kv_heads) * head_dim, dtype=np.int32)
     grouped = rows.reshape(kv_heads, heads // kv_heads + 2, head_dim)
     return np.concatenate([grouped[:, :-2].ravel(), grouped[:, -2].ravel(), grouped[:, -1].ravel()])
+
+
+def parted_qkv(parts: int, sizes: Sequence[int]) -> Order:
+    """For a tensor of as many parts, each of which has its share of q, then of k, then of v. `sizes`: of all parts."""
+    rows = np.arange(sum(sizes), dtype=np.int32).reshape(parts, -1)
+    ends = np.cumsum([size // parts for size in sizes])
+    return np.concatenate([rows[:, end - size // parts : end].ravel() for end, size in zip(ends, sizes, strict=True)])
 
 
 def parted_kv(kv_heads: int, head_dim: int) -> Order:

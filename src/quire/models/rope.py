@@ -78,7 +78,7 @@ def read_rope(config: ConfigValues, head_dim: int, max_position: int, default_th
             raise BadCheckpoint(f"`{key}` is {given!r} and not an object")
         params |= {name: value for name, value in given.items() if value is not None}
     kind = str(params.get("rope_type") or params.get("type") or "default")
-    kind = {"su": "longrope"}.get(kind, kind)  # Phi-3 was first published under that name
+    kind = {"su": "longrope", "deepseek_yarn": "yarn"}.get(kind, kind)  # as Phi-3 and Sarvam were published
     if kind not in SCALINGS:
         raise Unsupported(f"rope scaling `{kind}` is not supported", f"supported are {', '.join(SCALINGS)}")
     fraction = float(params.get("partial_rotary_factor") or 1.0)

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama, moe
 from quire.models.deepseek import mtp_layers
+from quire.models.gating import head_gate
 from quire.models.layer_patterns import experts_as_listed
 from quire.models.llama_families import translate
-from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpecs
+from quire.models.loading import LoadedModel, TensorSpecs
 from quire.models.moe import MoeConfig, MoeLayer
 from quire.models.moe_families import QWEN_EXPERTS, ExpertNames, MoeFamily
 from quire.models.routing import grouped_sigmoid
@@ -156,12 +155,10 @@ def layer_specs(c: Step3p5Config, stored: set[str]) -> list[TensorSpecs]:
     specs: list[TensorSpecs] = []
     for layer in range(c.layers):
         own = c.of_layer(layer)
-        repeated = np.repeat(np.arange(own.heads, dtype=np.int32), c.head_dim)  # a gate for each column of a head
-        gate = LinearPart(own.q_size, repeated, num_stored=own.heads)
         specs.append(
             {
                 **moe.layer_specs(own, stored)[layer],
-                "gate": Linear({"self_attn.g_proj": gate}, c.hidden),
+                "gate": head_gate("self_attn.g_proj", own.heads, c.head_dim, c.hidden),
                 "limit": Limit(c.limits[layer]),
                 "shared_limit": Limit(c.shared_limits[layer]),
             }

@@ -20,6 +20,14 @@ def widened(ops: OpSet, x: Value, heads: int, width: int, cached: int, times: in
     return ops.concat([piece for part in parts for _ in range(times) for piece in (part, *padding)])
 
 
+def with_zero_heads(ops: OpSet, x: Value, heads: int, width: int, wanted: int) -> Value:
+    """x [T, heads * width] -> [T, wanted * width]: further heads of zeros behind the last."""
+    if heads == wanted:
+        return x
+    first = x if heads == 1 else ops.split(x, (width, (heads - 1) * width))[0]
+    return ops.concat([x, *[ops.scale(first, 0.0)] * (wanted - heads)])
+
+
 def narrowed(ops: OpSet, x: Value, heads: int, width: int, cached: int) -> Value:
     """x [T, heads * cached] -> [T, heads * width]: the first `width` columns of every head."""
     if width == cached:

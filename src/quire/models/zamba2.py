@@ -44,7 +44,6 @@ def config(hf: CheckpointConfig) -> Zamba2Config:
         taps=hf.int("mamba_d_conv", 4),
         in_bias=bias,
         out_bias=bias,
-        norm_groups=hf.int("mamba_ngroups", 1),
     )
     head_dim, length = 2 * hidden // max(heads, 1), hf.int("max_position_embeddings", 4096)
     return Zamba2Config(

@@ -1,4 +1,5 @@
-"""The shape of the KV cache: blocks, window pages, the keys of indexers, states; and what a backend's cache can do."""
+"""The shape of the KV cache: blocks, window pages, the keys of indexers, entries of compressed attention, states; and
+what a backend's cache can do."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,6 +124,45 @@ class IndexSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedLayer:
+    """What a layer of compressed attention (DeepSeek V4) keeps. A token has `columns` numbers: the vector that is its
+    key and its value for all heads, then what entries are made of. A group of `group` tokens becomes one entry, of
+    `parts` numbers: the vector that is key and value, and the key of the layer's indexer, if it has one. Entry i is of
+    the tokens from `group * i` on, and is in the block of the last of them."""
+
+    columns: int
+    group: int = 0  # 0: the layer has no entries
+    parts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.columns > 0 and bool(self.group) == bool(self.parts) and len(self.parts) <= 2
+
+    def block_entries(self, block_size: int) -> int:
+        """Room for entries in a block."""
+        return -(-block_size // self.group) if self.group else 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedSpec:
+    """The layers of a cache of compressed attention. Of tokens more than `reach` positions back, only entries are
+    read: what tokens have is in window pages, where there are any, and else behind the entries of their block."""
+
+    layers: tuple[CompressedLayer, ...]
+    reach: int  # positions that are read as tokens, the newest included
+
+    def __post_init__(self) -> None:
+        assert self.layers and self.reach > 0
+
+    def entry_numbers(self, block_size: int) -> int:
+        """Numbers of the entries of a block, in all layers."""
+        return sum(layer.block_entries(block_size) * sum(layer.parts) for layer in self.layers)
+
+    def token_numbers(self, block_size: int) -> int:
+        """Numbers of the tokens of a block, in all layers."""
+        return block_size * sum(layer.columns for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
 class KVSpec:
     """The shape of the paged KV cache. A block holds `block_size` tokens of every layer.
 
@@ -139,7 +179,9 @@ class KVSpec:
     a draft was rejected, are beside the blocks, in slots of their own: `states`. A cache has one of both, or neither.
 
     With `windows`, a block has no part of the layers with a window: that is in window pages. With `index`, a block of a
-    latent cache also has the key of each layer's indexer, in the same type."""
+    latent cache also has the key of each layer's indexer, in the same type.
+
+    With `compressed`, a latent cache, all of whose columns are the value too, has what these layers keep instead."""
 
     num_layers: int  # that have keys and values
     num_kv_heads: int
@@ -152,12 +194,14 @@ class KVSpec:
     states: StateSpec | None = None
     windows: WindowSpec | None = None
     index: IndexSpec | None = None
+    compressed: CompressedSpec | None = None
 
     def __post_init__(self) -> None:
         assert self.conv is None or self.states is None
-        assert self.windows is None or not (self.has_states or self.latent)
+        assert self.windows is None or (not self.has_states and (self.compressed or not self.latent))
         assert self.index is None or (self.latent and self.conv is None)
-        assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
+        assert not self.latent or (self.num_kv_heads == 1 and self.latent <= self.head_dim and self.dtype != "int8")
+        assert self.compressed is None or (self.latent == self.head_dim and not (self.index or self.has_states))
 
     def fp8_scales_of(self, layer: int) -> tuple[float, float]:
         return self.fp8_scales[layer] if self.fp8_scales else (1.0, 1.0)
@@ -171,6 +215,11 @@ class KVSpec:
     def has_states(self) -> bool:
         return self.conv is not None or self.states is not None
 
+    @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may be trees: what a place keeps, and which are read, depends on no position before it."""
+        return self.states is None and self.index is None and self.compressed is None
+
     def place(self, layer: int) -> tuple[bool, int]:
         """Whether a layer is in window pages, and its number among the layers that are, or are not."""
         in_pages = self.windows.layers if self.windows else ()
@@ -180,7 +229,9 @@ class KVSpec:
 
     @property
     def block_layers(self) -> int:
-        """Layers that have a part in blocks."""
+        """Layers whose keys and values are in blocks."""
+        if self.compressed:
+            return 0
         return self.num_layers - (len(self.windows.layers) if self.windows else 0)
 
     @property
@@ -191,7 +242,14 @@ class KVSpec:
     @property
     def kv_bytes(self) -> int:
         """The bytes that the tokens of a block have in all layers, in the block itself or in its window page."""
+        if self.compressed:
+            return self.compressed.token_numbers(self.block_size) * self._number_bytes
         return self.num_layers * self.layer_bytes
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of the entries of a block."""
+        return self.compressed.entry_numbers(self.block_size) * self._number_bytes if self.compressed else 0
 
     @property
     def index_bytes(self) -> int:
@@ -200,12 +258,16 @@ class KVSpec:
 
     @property
     def block_bytes(self) -> int:
+        if self.compressed:
+            return self.entry_bytes + (0 if self.windows else self.kv_bytes)
         kv_bytes = self.block_layers * self.layer_bytes
         return kv_bytes + self.index_bytes + (self.conv.state_bytes if self.conv else 0)
 
     @property
     def page_bytes(self) -> int:
         """The bytes of a window page."""
+        if self.compressed:
+            return self.kv_bytes if self.windows else 0
         return len(self.windows.layers) * self.layer_bytes if self.windows else 0
 
     @property
@@ -218,7 +280,11 @@ class KVSpec:
         """Bytes of a key, or of a value, of one token and head."""
         if self.dtype == "int8":
             return -(-self.head_dim // 16) * 16 + 4  # kernels read 16 values at a time; then the scale
-        return self.head_dim * {"float16": 2, "bfloat16": 2, "float32": 4, "fp8": 1}[self.dtype]
+        return self.head_dim * self._number_bytes
+
+    @property
+    def _number_bytes(self) -> int:
+        return {"float16": 2, "bfloat16": 2, "float32": 4, "fp8": 1}[self.dtype]
 
 
 class KVCache(Protocol):

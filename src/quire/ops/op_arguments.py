@@ -27,11 +27,12 @@ class Activation(IntEnum):
 class Routing:
     """Top-k routing of an MoE layer: the experts of a token, and their weights. Ties go to the lower expert.
 
-    Scores are the softmax or the sigmoid of the router's logits. The `top_k` experts with the greatest score are
-    chosen, or with the greatest score + correction. With groups, only experts of the `top_groups` best of `num_groups`
-    groups of neighbours can be chosen; a group is ranked by its best expert, or by the sum of its best two. An expert's
-    weight is its score (never corrected), divided by the sum over the chosen experts where `renormalize`, times
-    `scale`. (A softmax over the chosen logits alone is a renormalized softmax over all.)
+    Scores are the softmax, the sigmoid or sqrt(log(1 + exp(logit))) of the router's logits. The `top_k` experts with
+    the greatest score are chosen, or with the greatest score + correction. With groups, only experts of the
+    `top_groups` best of `num_groups` groups of neighbours can be chosen; a group is ranked by its best expert, or by
+    the sum of its best two. An expert's weight is its score (never corrected), divided by the sum over the chosen
+    experts where `renormalize`, times `scale`. (A softmax over the chosen logits alone is a renormalized softmax over
+    all.)
 
     With `sparsemixer_threshold` (PhiMoE), the `top_k` greatest logits are chosen, one after the other, never corrected.
     The weight of each is its share of a softmax over the logits x that are not chosen yet and near the best of them:
@@ -41,10 +42,11 @@ class Routing:
 
     The last `num_zero` of the experts (LongCat) have no matrices: they pass on their input.
 
-    With `limit` (Step 3.5), the two factors of a gated activation are clamped to -limit .. limit."""
+    With `limit` (Step 3.5), the two factors of a gated activation are clamped to -limit .. limit; with `gate_limit`,
+    the activated one to -gate_limit .. gate_limit instead."""
 
     top_k: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sqrt softplus"] = "softmax"
     renormalize: bool = False
     scale: float = 1.0
     num_groups: int = 1
@@ -54,6 +56,7 @@ class Routing:
     weigh_inputs: bool = False
     num_zero: int = 0
     limit: float = 0.0  # 0: none
+    gate_limit: float = 0.0  # 0: `limit`
 
     def check(self, num_experts: int) -> None:
         """Raise unless `top_k` of `num_experts` experts can be chosen."""

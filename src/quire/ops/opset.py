@@ -23,6 +23,7 @@ from quire.ops.program import Chain, GrownTree, HiddenStates, Program, ProgramSp
 from quire.ops.sampler import Masks, Sampler
 from quire.ops.step_batch import WORD_BITS, Float32, Int32, Int64, StepBatch, Value
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.timer import Timer
 
 if TYPE_CHECKING:
     from quire.ops.ranks.cuts import Cut
@@ -116,6 +117,8 @@ class OpSet(Protocol):
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler: ...
 
+    def new_timer(self) -> Timer: ...
+
     def compile(self, forward: "Callable[[Any, Any], Value]", cache: KVCache, spec: ProgramSpec) -> Program:
         """`forward(ops, batch)` returns the logits of a step. `batch` has the fields of `StepBatch`, to be handed to
         ops and never looked into."""
@@ -146,8 +149,9 @@ class OpSet(Protocol):
     def split(self, x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
         """Views of neighbouring columns."""
 
-    def rope_angles(self, positions: Value, frequencies: Any) -> Value:
-        """-> [T, rotary_dim]: cos of position * frequency, then sin. Once a step."""
+    def rope_angles(self, positions: Value, frequencies: Any, group: int = 1) -> Value:
+        """-> [T, rotary_dim]: cos of position * frequency, then sin; positions are rounded down to a multiple of
+        `group`. Once a step."""
 
     def rope(self, x: Value, angles: Value, head_dim: int) -> Value:
         """Rotate the first rotary_dim columns of every head of x [T, heads * head_dim], pairing column i with column
@@ -227,6 +231,45 @@ class OpSet(Protocol):
         max(0, q . k), where k is the indexer's key; of equal ones the lower position. `mla_attention` alone reads the
         result, in any layer."""
 
+    def write_tokens(self, x: Value, batch: Any, layer: int, first: int = 0) -> None:
+        """Compressed attention: store x [T, n] in the columns from `first` on of what the layer keeps of each token
+        (`KVSpec.compressed`). Columns 0 .. head_dim are the key, and the value, of all heads."""
+
+    def pool_group(self, batch: Any, layer: int, first: int, columns: int, bias: Any, overlap: bool) -> Value:
+        """-> [T, columns]: for a token that ends a group of the layer, the mean of vectors of the group's tokens,
+        weighted by a softmax over the tokens, of gates [columns] plus bias [group, columns]; zeros for the others.
+
+        Of each token, the vector is in the columns from `first` on, and then the gates. With `overlap`, both have twice
+        the columns, and so has the bias: the softmax is over the tokens of the group before, with the first half of
+        their columns, and those of the group itself, with the second half. The first group has none before."""
+
+    def write_entry(self, x: Value, batch: Any, layer: int, part: int) -> None:
+        """Store the rows of x [T, n] whose tokens end a group, as part 0 or 1 of the group's entry."""
+
+    def top_entries(self, q: Value, weights: Value, batch: Any, layer: int, top_k: int) -> Value:
+        """`top_positions` among the entries of the groups that end at a token or before it, whose keys are part 1."""
+
+    def compressed_attention(
+        self, q: Value, batch: Any, layer: int, scale: float, window: int, sinks: Any, chosen: Value | None = None
+    ) -> Value:
+        """q [T, heads * head_dim] -> [T, heads * head_dim]. A token attends to itself and the window - 1 positions
+        before it, and to part 0 of the entries of groups that end there or before: to all, or, of `top_entries`, to
+        the `chosen`. sinks [heads]: as in `paged_attention`."""
+
+    def stream_weights(self, x: Value, scale: Any, base: Any, streams: int, eps: float, iterations: int) -> Value:
+        """Hyper-connections: x [T, (2 + streams) * streams] -> [T, (2 + streams) * streams], with three parts of
+        columns p, q and m: sigmoid(scale[0] * p + base) + eps; 2 * sigmoid(scale[1] * q + base); and the matrix
+        [streams, streams] softmax(scale[2] * m + base) over the columns of each row, plus eps, made doubly stochastic:
+        its columns are divided by their sums + eps and then, `iterations` - 1 times, its rows and its columns. With
+        x and base of `streams` columns: the first part alone."""
+
+    def merge_streams(self, x: Value, weights: Value) -> Value:
+        """x [T, streams * n], weights [T, streams] -> [T, n]: the weighted sum of the streams."""
+
+    def update_streams(self, x: Value, y: Value, post: Value, mixing: Value) -> Value:
+        """x [T, streams * n], y [T, n], post [T, streams], mixing [T, streams * streams] -> [T, streams * n]: stream i
+        is post[i] * y + the sum over streams j of mixing[j, i] * x[j]."""
+
     def activate(self, x: Value, kind: Activation) -> Value:
         """Element by element."""
 
@@ -242,10 +285,12 @@ class OpSet(Protocol):
         routing: Routing,
         kind: Activation,
         correction: Any = None,
+        chosen: Value | None = None,
     ) -> Value:
         """x [T, n], router_logits [T, experts] -> [T, n]: the sum over the chosen experts of weight * down(
         activate_and_mul(gate_up(x))), the best expert first. `correction` [experts]: see `Routing`. Where `gate_up` has
-        as many outputs as `down` has inputs, there is no gate: weight * down(activate(gate_up(x)))."""
+        as many outputs as `down` has inputs, there is no gate: weight * down(activate(gate_up(x))). `chosen` [T,
+        top_k]: these experts, in this order, whatever their scores; their weights are of their scores."""
 
     def mul_sigmoid(self, x: Value, gate: Value) -> Value:
         """x [T, n] * sigmoid(gate [T, 1])"""

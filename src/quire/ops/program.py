@@ -55,11 +55,11 @@ class Chain(Protocol):
     def take_steps(self) -> list[tuple[int, float]]:
         """Of the runs that have ended since the last call, the rows of each step and the seconds that it took."""
 
-    def grow(self, logits: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[GrownTree]]":
-        """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the nodes that
-        are the likeliest with all before them are computed. Their children are the most likely tokens or, where tokens
-        are sampled, the candidates that lead the race which will sample the token. The result waits, and has the
-        likeliest nodes of all, in that order. If `takes_trees`."""
+    def grow(self, logits: Any, kept: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[GrownTree]]":
+        """A tree of drafts for each sequence, from the logits [S, vocab] of the roots and what their step kept. Of each
+        level, the nodes that are the likeliest with all before them are computed. Their children are the most likely
+        tokens or, where tokens are sampled, the candidates that lead the race which will sample the token. The result
+        waits, and has the likeliest nodes of all, in that order. If `takes_trees`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class TreeRoots:
 
     positions: Int32  # [S] of the first level
     block_tables: Int32  # [S, W]
-    hidden_rows: Int32  # [S] where the hidden state of the root is kept; those of nodes are kept behind it
+    lines: Int32  # [S] of the root's hidden state, in what its step kept
     temperatures: Float32  # [S] 0: greedy
     keys: Int64  # [S, levels, 2] of the race (ops/race.py) of each level
 

@@ -11,11 +11,12 @@ from quire.planning.fitted_times import size_of
 from quire.planning.least_squares import non_negative_least_squares
 from quire.planning.step_fit import MeasuredStep
 from quire.planning.step_log import LoggedStep
-from quire.planning.step_times import ServingCosts, StepWork
+from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 
 MAX_SECONDS, MAX_GPU_SECONDS = 16.0, 34.0  # of all rounds
 WARM_UP_SHARE = 0.4  # of these, on a GPU
 MAX_OUTLIER = 3.0  # times the median: a longer step tells of something else on this machine
+MAX_ARRIVALS = 0.15  # of a step: what requests take that come while it runs
 MAX_GAP = 0.1  # seconds between two steps that the engine's loop takes at most
 
 
@@ -44,12 +45,12 @@ class Round:
 # computed beside those that decode already, as the scheduler divides them.
 ROUNDS = (
     Round(1, 16, 17), Round(1, 64, 2), Round(8, 32, 17), Round(1, 256, 2), Round(32, 24, 13), Round(4, 40, 33),
-    Round(1, 128, 2), Round(2, 100, 33), Round(1, 512, 2), Round(12, 64, 32), Round(6, 32, 16, prefix=512),
-    Round(1, 32, 33), Round(1, 96, 2), Round(1, 1536, 33), Round(1, 192, 2), Round(3, 160, 40), Round(1, 80, 17),
-    Round(1, 384, 2), Round(32, 24, 33), Round(64, 24, 24), Round(4, 768, 24),
-    Round(64, 96, 40, prefix=2048, num_prefixes=8), Round(48, 1280, 48), Round(128, 32, 24), Round(256, 32, 24),
-    Round(12, 3072, 32), Round(16, 1024, 32), Round(24, 48, 24, prefix=1024, num_prefixes=4), Round(32, 512, 48),
-    Round(128, 128, 32, prefix=1024, num_prefixes=8), Round(96, 256, 32),
+    Round(1, 128, 2), Round(1, 24, 2), Round(1, 48, 2), Round(1, 8, 9), Round(2, 100, 33), Round(1, 512, 2),
+    Round(12, 64, 32), Round(6, 32, 16, prefix=512), Round(1, 32, 33), Round(1, 96, 2), Round(1, 1536, 33),
+    Round(1, 192, 2), Round(3, 160, 40), Round(1, 80, 17), Round(1, 384, 2), Round(32, 24, 33), Round(64, 24, 24),
+    Round(4, 768, 24), Round(64, 96, 40, prefix=2048, num_prefixes=8), Round(48, 1280, 48), Round(128, 32, 24),
+    Round(256, 32, 24), Round(12, 3072, 32), Round(16, 1024, 32), Round(24, 48, 24, prefix=1024, num_prefixes=4),
+    Round(32, 512, 48), Round(128, 128, 32, prefix=1024, num_prefixes=8), Round(96, 256, 32),
 )  # fmt: skip
 
 
@@ -86,6 +87,32 @@ def of_known_times(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
     the next one's, which is left out, too."""
     before = [True, *(step.work.num_rows > 0 for step in steps)]
     return [step for step, known in zip(steps, before, strict=False) if known and step.work.num_rows]
+
+
+def num_arrivals(steps: Sequence[LoggedStep], on_gpu: bool) -> list[int]:
+    """How many requests came while each step ran: on a CPU the server reads them on the cores that compute; on a GPU
+    the engine's loop takes them while the device may wait."""
+    news = [step.num_new for step in steps]
+    return news if on_gpu else [*news[1:], 0]  # a CPU's loop takes them when the step has ended
+
+
+def undisturbed(steps: Sequence[LoggedStep], on_gpu: bool) -> list[LoggedStep]:
+    """Steps but those in which requests came."""
+    return [step for step, num in zip(steps, num_arrivals(steps, on_gpu), strict=True) if not num]
+
+
+def arrival_seconds(steps: Sequence[LoggedStep], times: StepTimes, on_gpu: bool) -> float:
+    """How much longer a step is for each request that came while it ran."""
+    disturbed = [(step, num) for step, num in zip(steps, num_arrivals(steps, on_gpu), strict=True) if num]
+    longer = sum(step.seconds - times.seconds(step.work) for step, _ in disturbed)
+    return max(0.0, longer) / max(1, sum(num for _, num in disturbed))
+
+
+def without_arrivals(steps: Sequence[LoggedStep], arrival: float) -> list[LoggedStep]:
+    """Steps of a GPU less what requests take that come while they run, but those of which that is a large share. They
+    are too many to leave them all out."""
+    less = [replace(step, seconds=step.seconds - step.num_new * arrival) for step in steps]
+    return [new for new, step in zip(less, steps, strict=True) if new.seconds >= (1 - MAX_ARRIVALS) * step.seconds]
 
 
 def _mean(steps: list[LoggedStep]) -> MeasuredStep:

@@ -51,10 +51,13 @@ class Calibration:
         """What `as_json` gave. Raises KeyError, TypeError or ValueError where it is something else."""
         if values["version"] != VERSION:
             raise ValueError(f"version {values['version']}")
+        costs = values["costs"]
+        if "arrival" not in costs:  # earlier files
+            costs = {**costs, "arrival": 0.0 if values["about"]["device"] == "cuda" else costs["request"] / 2}
         return cls(
             values["about"],
             FittedTimes.of(values["times"]),
-            ServingCosts(**values["costs"]),
+            ServingCosts(**costs),
             FitQuality(**values["quality"]),
             tuple(measured_steps(values.get("steps", ()))),
         )

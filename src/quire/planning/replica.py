@@ -144,9 +144,10 @@ class Replica:
         self.load += 1
         if self.goes_on is None:
             self.goes_on = now
-        elif not self._ahead:
-            # It is received by one of the cores that compute. Half of it, by runs on two cores, is in a step's way.
-            self.goes_on += self.costs.request / 2
+        elif self._ahead:
+            self._device_free += self.costs.arrival  # the device waits while the loop takes it
+        else:
+            self.goes_on += self.costs.arrival  # it is read by a core that computes
 
     def take_ended(self) -> list[SimulatedRequest]:
         """The requests that ended since the last call."""

@@ -107,6 +107,7 @@ def _model(plan: Plan) -> list[str]:
     config = plan.model.config
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
     heads = "MLA" if config.latent else f"{config.heads} heads, {config.kv_heads} KV heads"
+    heads = "compressed attention" if config.compressed else heads
     return [
         f"{plan.model.name}: {plan.model.num_parameters / 1e9:.3g} B parameters, {bits:.2f} bits each in memory",
         f"{config.layers} layers of {config.hidden}, {heads}, context {config.max_length:,}, {config.architecture}",

@@ -132,7 +132,7 @@ class StepCounter(Recorder):
 
     def moe(
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
-        routing: Routing, kind: Activation, correction: Any = None,
+        routing: Routing, kind: Activation, correction: Any = None, chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:  # fmt: skip
         rows = self._shape.num_tokens * routing.top_k
         read = expected_experts(gate_up.num_experts, routing.top_k, self._shape.num_tokens) / gate_up.num_experts
@@ -141,7 +141,7 @@ class StepCounter(Recorder):
             self._add("experts", flops, experts.nbytes * read)
         if self.experts is None or gate_up.nbytes > self.experts[0].nbytes:
             self.experts = gate_up, down, routing.top_k
-        return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
+        return super().moe(x, router_logits, gate_up, down, routing, kind, correction, chosen)
 
     def logits(
         self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0, vocabulary: Any = None
@@ -184,6 +184,20 @@ class StepCounter(Recorder):
         flops = (4.0 * q_latent.columns + 2.0 * q_rope.columns) * shape.num_seqs * shape.attended(window)
         self._add("attention", flops, kv_bytes=shape.num_seqs * shape.read(window) * self._kv_bytes)
         return super().mla_attention(q_latent, q_rope, batch, layer, scale, chosen)
+
+    def compressed_attention(
+        self, q: RecordedColumns, batch: Any, layer: int, scale: float, window: int, sinks: Any,
+        chosen: RecordedColumns | None = None,
+    ) -> RecordedColumns:  # fmt: skip
+        """Tokens in a window, and entries as if they were in a window of that many."""
+        shape, group = self._shape, self._compressed(layer).group
+        pairs, read = float(shape.attended(window)), float(shape.read(window))
+        if group:
+            most = chosen.columns * group if chosen else 0  # positions that the chosen entries are of
+            pairs, read = pairs + shape.attended(most) / group, read + shape.read(most) / group
+        vector_bytes = self._kv.layer_bytes / self._kv.block_size
+        self._add("attention", 4.0 * q.columns * shape.num_seqs * pairs, kv_bytes=shape.num_seqs * read * vector_bytes)
+        return super().compressed_attention(q, batch, layer, scale, window, sinks, chosen)
 
     def top_positions(self, q: RecordedColumns, weights: RecordedColumns, batch: Any, layer: int) -> RecordedColumns:
         shape = self._shape

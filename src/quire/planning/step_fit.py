@@ -16,7 +16,7 @@ READ_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a GPU's step that o
 HELD_OUT = 5  # every fifth step tells how good a fit is
 SMOOTH = 0.3  # weight of how much a curve's slope changes at a knot, beside a measured step's of 1
 # Cached tokens and pairs that are taken to cost little beside a step, unless steps tell: few contexts tell nothing.
-FEW_READ, FEW_PAIRS = 1000, 10_000
+FEW_READ, FEW_PAIRS = 1000, 3000
 ALIKE = 2.0  # the same, of prices of a cached token at neighbouring knots
 CONTEXT = 500  # cached tokens of a sequence, for which these prices are compared
 MAX_COUNT = 16  # steps that count, of those that one stands for

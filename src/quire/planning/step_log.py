@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quire.planning.step_times import StepWork
 
-_STEP = struct.Struct("<7q2d")  # the numbers of a StepWork, whether the engine goes on, when it began, seconds
+_STEP = struct.Struct("<8q2d")  # the numbers of a StepWork, goes_on, num_new, began, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +15,19 @@ class LoggedStep:
     began: float  # time.perf_counter(), which all processes share
     seconds: float
     goes_on: bool = True  # the engine has more to do: the time until the next step is what its loop takes
+    num_new: int = 0  # requests that the engine's loop took, beside others it had, since it ended the step before
 
     @property
     def ended(self) -> float:
         return self.began + self.seconds
 
     def packed(self) -> bytes:
-        return _STEP.pack(*astuple(self.work), self.goes_on, self.began, self.seconds)
+        return _STEP.pack(*astuple(self.work), self.goes_on, self.num_new, self.began, self.seconds)
 
 
 def read_steps(path: Path, since: float = 0.0) -> list[LoggedStep]:
     """The steps of a log that began after `since`."""
     data = path.read_bytes()
     rows = _STEP.iter_unpack(data[: len(data) // _STEP.size * _STEP.size])
-    steps = [LoggedStep(StepWork(*row[:6]), row[7], row[8], bool(row[6])) for row in rows]
+    steps = [LoggedStep(StepWork(*row[:6]), row[8], row[9], bool(row[6]), row[7]) for row in rows]
     return [step for step in steps if step.began >= since]

@@ -57,6 +57,7 @@ class ServingCosts:
     step: float = 0.0  # between two steps
     row: float = 0.0  # of each token that is sent: where threads compute, the step is longer by it
     request: float = 0.0  # from a client to the engine, and of the first token back
+    arrival: float = 0.0  # of a request that comes while a step runs: the step is longer by it
     swapped_block: float = 0.0  # moved to main memory, or back
 
     @property
@@ -104,7 +105,9 @@ SWAP_BANDWIDTH = 20e9  # bytes a second between a GPU and main memory, or within
 
 def default_costs(hardware: Hardware) -> ServingCosts:
     """Where nothing was measured: rough ones. `--calibrate` measures those of a machine."""
-    return ServingCosts(step=0.0003, row=3e-5, request=0.004) if hardware.is_gpu else ServingCosts(0.0007, 1e-4, 0.0036)
+    if hardware.is_gpu:
+        return ServingCosts(step=0.0003, row=3e-5, request=0.004)
+    return ServingCosts(step=0.0007, row=1e-4, request=0.0036, arrival=0.0018)
 
 
 def roofline_times(

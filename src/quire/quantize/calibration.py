@@ -98,7 +98,7 @@ class ImportanceSums:
             self.counts[part.name] = self.counts.get(part.name, 0) + len(x)
         if not len(x):
             return
-        squares, largest = self._device.squares(x), abs(x).max()
+        squares, largest = self._device.squares(x), self._device.largest(x)
         for part in parts:
             known = self._sums.get(part.name)
             self._sums[part.name] = squares if known is None else known + squares

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from quire.core.errors import DoesNotFit
-from quire.ops.native.heap import large_arrays_freed_at_once
+from quire.ops.native.heap import large_arrays_freed_at_once, large_arrays_reused
 from quire.ops.opset import Keep
 from quire.ops.tensors import StoredTensor
 from quire.quantize.eager_model import EagerModel, linear_layers
@@ -20,9 +20,9 @@ from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gptq import GPTQOptions, gptq, made_up, rounding_order
 from quire.quantize.integers import GroupedIntegers, IntegerGrid, to_nearest
 from quire.quantize.linear_formats import Encoded, LinearFormat
-from quire.quantize.lockstep import ComparingHook, run_beside_originals
+from quire.quantize.lockstep import ComparingHook, run_beside_originals, run_in_lockstep
 from quire.quantize.plan import QuantizeError
-from quire.quantize.threads import in_threads, row_spans
+from quire.quantize.threads import cores, in_threads, spans
 from quire.runtime.available_memory import available_memory
 from quire.weights.checkpoint import Checkpoint
 
@@ -30,7 +30,8 @@ Array = Any  # of numpy on the CPU, of torch on a GPU
 Report = Callable[[str, float, float], None]  # (phase, done, of): called often
 Item = TypeVar("Item")
 
-BATCH_TOKENS = 4096  # computed at once
+BATCH_TOKENS = 4096  # of a forward pass
+SIDE_BY_SIDE = 4  # forward passes at most, among which the cores are divided
 COMPARED_TOKENS = 8192
 ACTIVATION_COPIES = 2  # of inputs and outputs of the widest layer, for each token that is held
 
@@ -55,6 +56,9 @@ class Device(Protocol):
 
     def squares(self, x: Array) -> Array:
         """x [rows, inputs] -> the sums of squares [inputs]"""
+
+    def largest(self, x: Array) -> Array:
+        """The largest of |x|."""
 
     def magnitudes(self, x: Array) -> tuple[Array, Array]:
         """The sums and the largest of |x| [inputs]"""
@@ -110,19 +114,28 @@ class CPU:
         return array
 
     def squares(self, x: Floats) -> Floats:
-        sums: Floats = np.einsum("ij,ij->j", x, x)
-        return sums
+        parts = in_threads(lambda span: np.einsum("ij,ij->j", x[:, span], x[:, span]), spans(x.shape[1]))
+        return np.concatenate(parts)
+
+    def largest(self, x: Floats) -> Floats:
+        parts = in_threads(lambda span: np.maximum(x[span].max(), -x[span].min()), spans(len(x)))  # no copy of x
+        largest: Floats = np.max(parts)
+        return largest
 
     def magnitudes(self, x: Floats) -> tuple[Floats, Floats]:
-        magnitude = np.abs(x)
-        return magnitude.sum(0), magnitude.max(0)
+        def measured(span: slice) -> tuple[Floats, Floats]:
+            magnitude = np.abs(x[:, span])
+            return magnitude.sum(0), magnitude.max(0)
+
+        sums, largest = zip(*in_threads(measured, spans(x.shape[1])), strict=True)
+        return np.concatenate(sums), np.concatenate(largest)
 
     def maximum(self, x: Floats, y: Floats) -> Floats:
         return np.maximum(x, y)
 
     def add_moments(self, moments: Floats | None, x: Floats, y: Floats | None = None) -> Floats:
         left = x if y is None else y
-        sums = in_threads(lambda span: left[span].T @ x[span], row_spans(len(x)))
+        sums = in_threads(lambda span: left[span].T @ x[span], spans(len(x)))
         total = sums.pop(0) if moments is None else moments
         for part in sums:
             total += part
@@ -149,11 +162,13 @@ class CPU:
         forward = EagerModel(checkpoint, max(map(len, sequences)), hook)
         total, done = sum(map(len, sequences)), 0
         report("calibrating", 0, total)
-        with large_arrays_freed_at_once():
-            for batch in batches(sequences, BATCH_TOKENS):
-                forward(batch)
-                checkpoint.drop_pages()
-                done += sum(map(len, batch))
+        passes = [*batches(sequences, BATCH_TOKENS)]
+        at_once = min(cores(), SIDE_BY_SIDE)
+        with large_arrays_reused():
+            for group in (passes[first : first + at_once] for first in range(0, len(passes), at_once)):
+                forwards = [partial(forward, batch) for batch in group]
+                run_in_lockstep(forwards, hook, lambda _: checkpoint.drop_pages(), at_once)
+                done += sum(len(sequence) for batch in group for sequence in batch)
                 report("calibrating", done, total)
         return forward.kv_largest
 
@@ -162,8 +177,9 @@ class CPU:
         beside, others = (
             [partial(forward, batch) for batch in part] for part in compared(checkpoint, sequences, BATCH_TOKENS)
         )
-        with large_arrays_freed_at_once():
-            run_beside_originals(beside, others, hook, self.read, lambda _: checkpoint.drop_pages())
+        at_once = min(cores(), SIDE_BY_SIDE)
+        with large_arrays_freed_at_once():  # what all tokens keep would otherwise lie between what comes and goes
+            run_beside_originals(beside, others, hook, self.read, lambda _: checkpoint.drop_pages(), at_once)
 
     def logits(
         self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook | None = None

@@ -4,10 +4,11 @@ Model files cannot tell it from a backend, so every family of decoders can be ca
 file: one at a time is read when it is multiplied, whatever the model's size. All sequences are whole, so there is no
 KV cache: keys and values live as long as their layer, or as long as the pass where other layers read them."""
 
+import threading
 from collections.abc import Callable, Container, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from quire.quantize.eager_states import linear_attention, wkv7
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.input_sources import InputSource, InputSources
 from quire.quantize.routing import routed
-from quire.quantize.threads import in_threads, row_spans
+from quire.quantize.threads import in_threads, spans
 
 
 class MatmulHook(Protocol):
@@ -87,14 +88,14 @@ class EagerLogits:
     """Hidden states and the head: logits are computed a few rows at a time."""
 
     x: Floats
-    head: Sequence[Floats]
+    head: Callable[[], Sequence[Floats]]  # read when logits are asked for
     bias: Floats | None
     softcap: float
     parts: Sequence[StoredTensor] = ()  # of the head, for the probe
     probe: OutputProbe | None = None
 
     def rows(self, first: int, last: int) -> Floats:
-        logits = np.concatenate([matmul(self.x[first:last], part) for part in self.head], axis=1)
+        logits = np.concatenate([matmul(self.x[first:last], part) for part in self.head()], axis=1)
         if self.probe is not None:
             self.probe.linear(self.parts, self.x[first:last], logits, np.arange(first, last))
         if self.bias is not None:
@@ -125,6 +126,7 @@ class EagerOps:
         self._kv: dict[int, tuple[Floats, Floats]] = {}  # by layer
         # By layer, and shared by all passes: the largest magnitudes of keys and values.
         self.kv_largest: dict[int, tuple[float, float]] = {}
+        self._kv_lock = threading.Lock()
 
     def for_pass(self, hook: MatmulHook | None = None) -> "EagerOps":
         """These ops with the same weights, for a forward pass with places of its own. `hook`: in place of the usual
@@ -236,9 +238,14 @@ class EagerOps:
     def concat(self, parts: Sequence[Floats]) -> Floats:
         return np.concatenate(parts, axis=1)
 
-    def rope_angles(self, positions: NDArray[np.int32], frequencies: tuple[Floats, float]) -> Floats:
+    def stream_weights(self, *given: Any) -> Floats:
+        raise Unsupported(
+            "a model with several residual streams cannot be calibrated", "choose a method without --calibrate"
+        )
+
+    def rope_angles(self, positions: NDArray[np.int32], frequencies: tuple[Floats, float], group: int = 1) -> Floats:
         inv_freq, scale = frequencies
-        angles = positions[:, None].astype(np.float32) * inv_freq
+        angles = (positions // group * group)[:, None].astype(np.float32) * inv_freq
         return np.concatenate((np.cos(angles), np.sin(angles)), axis=1) * np.float32(scale)
 
     def rope(self, x: Floats, angles: Floats, head_dim: int) -> Floats:
@@ -246,8 +253,10 @@ class EagerOps:
 
     def write_kv(self, k: Floats, v: Floats, batch: EagerBatch, layer: int) -> None:
         self._kv[layer] = (k, v)
-        known = self.kv_largest.get(layer, (0.0, 0.0))
-        self.kv_largest[layer] = (max(known[0], _largest(k)), max(known[1], _largest(v)))
+        largest = (_largest(k), _largest(v))
+        with self._kv_lock:
+            known = self.kv_largest.get(layer, (0.0, 0.0))
+            self.kv_largest[layer] = (max(known[0], largest[0]), max(known[1], largest[1]))
 
     def paged_attention(
         self, q: Floats, batch: EagerBatch, layer: int, head_dim: int, scale: float, window: int = 0,
@@ -343,7 +352,7 @@ class EagerOps:
         return np.clip(x, -np.float32(limit), np.float32(limit))
 
     def add(self, x: Floats, y: Floats) -> Floats:
-        total = by_rows(np.add, x, y) if x.shape == y.shape else x + y
+        total = x + y
         self._sources.came_from_sum(total)
         return total
 
@@ -396,7 +405,8 @@ class EagerOps:
 
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
         self.hook.observe(head.packed, x)
-        return EagerLogits(x, self.hook.weights(head.packed), head.bias, softcap, head.packed, self.probe)
+        matrices = cache(partial(self.hook.weights, head.packed))
+        return EagerLogits(x, matrices, head.bias, softcap, head.packed, self.probe)
 
 
 def _largest(x: Floats) -> float:
@@ -432,6 +442,8 @@ def _gelu_tanh(x: Floats) -> Floats:
     return y
 
 
+CACHED_VALUES = 1 << 15  # of an array, computed at once by what is done value by value
+
 ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {
     Activation.SILU: lambda x: x * _sigmoid(x),
     Activation.GELU: _gelu,
@@ -446,13 +458,18 @@ ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {
 
 
 def by_rows(compute: Callable[..., Floats], *arrays: Floats) -> Floats:
-    """compute(*arrays), which has the shape of the first and whose rows do not depend on each other, in threads."""
+    """compute(*arrays), which has the shape of the first and whose rows do not depend on each other, in threads.
+
+    Some rows at a time: what is between input and output stays in a core's cache."""
     out = np.empty(arrays[0].shape, np.float32)
+    step = max(CACHED_VALUES * len(out) // max(out.size, 1), 1)
 
     def fill(span: slice) -> None:
-        out[span] = compute(*(array[span] for array in arrays))
+        for first in range(span.start, span.stop, step):
+            rows = slice(first, min(first + step, span.stop))
+            out[rows] = compute(*(array[rows] for array in arrays))
 
-    in_threads(fill, row_spans(len(out)))
+    in_threads(fill, spans(len(out)))
     return out
 
 
@@ -460,8 +477,5 @@ def matmul(x: Floats, matrix: Floats, out: Floats | None = None) -> Floats:
     """x @ matrix.T, its rows divided among threads."""
     result = np.empty((len(x), len(matrix)), np.float32) if out is None else out
 
-    def multiply(span: slice) -> None:
-        result[span] = x[span] @ matrix.T
-
-    in_threads(multiply, row_spans(len(x)))
+    in_threads(lambda span: np.matmul(x[span], matrix.T, out=result[span]), spans(len(x)))
     return result

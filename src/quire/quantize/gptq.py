@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quire.quantize.integers import GroupedIntegers, IntegerGrid, ranges
 from quire.quantize.plan import QuantizeError
 from quire.quantize.search import Floats, inverse
-from quire.quantize.threads import in_threads, row_spans
+from quire.quantize.threads import in_threads, spans
 
 # What is rounded first: inputs as they are; those with the largest second moments ("activation", whose groups are then
 # no runs of inputs); or the same within groups, the groups that matter most first ("group"), which stay as they are.
@@ -76,7 +76,7 @@ def made_up(w: Floats, inputs: Floats, outputs: Floats | None, moments: Floats) 
         moved = w[span] + (lost if outputs is None else lost + outputs[span]) @ inverted
         return moved.astype(np.float32, copy=False)
 
-    return np.concatenate(in_threads(rows, row_spans(len(w))))
+    return np.concatenate(in_threads(rows, spans(len(w))))
 
 
 def gptq(w: Floats, shared: RoundingOrder, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:

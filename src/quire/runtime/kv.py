@@ -94,7 +94,7 @@ def kv_spec(
     states = replace(states, checkpoint_dtype=checkpoint_dtype) if states else None
     shape = config.kv_layers, config.kv_heads, config.head_dim
     spec = KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, conv, states)
-    return replace(spec, index=config.index)
+    return replace(spec, index=config.index, compressed=config.compressed)
 
 
 def _check_int8(config: ModelConfig, block_size: int) -> None:
@@ -119,6 +119,8 @@ def check_gpu_spec(spec: KVSpec) -> None:
         raise BadRequest(
             f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"
         )
+    if spec.compressed:
+        raise Unsupported("compressed attention on a GPU", "use device cpu")
     if spec.head_dim > GPU_MAX_HEAD_DIM and not spec.latent:
         raise Unsupported(
             f"the model's heads have {spec.head_dim} columns, and a GPU takes {GPU_MAX_HEAD_DIM}", "use device cpu"

@@ -58,6 +58,8 @@ ALIASES: Final[Mapping[str, str]] = {
     "TeleChat3ForCausalLM": "LlamaForCausalLM",
     "Emu3ForCausalLM": "LlamaForCausalLM",
     "GritLM": "MistralForCausalLM",
+    "HCXVisionV2ForCausalLM": "HyperCLOVAXVisionV2ForConditionalGeneration",
+    "MiniMaxM3SparseForCausalLM": "MiniMaxM3VLForCausalLM",
     "Kimi_K25ForConditionalGeneration": "KimiK25ForConditionalGeneration",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
     "BailingMoeV3ForCausalLM": "BailingHybridForCausalLM",

@@ -44,7 +44,8 @@ def _older_rope_keys(values: dict[str, Any]) -> dict[str, Any]:
     """`rope_parameters` of transformers 5 -> `rope_theta` and `rope_scaling` of earlier versions, which are our keys.
 
     The theta of layers with a window, where it differs, becomes `rope_local_base_freq`, and their share of rotated
-    columns `rope_local_partial_rotary_factor`."""
+    columns `rope_local_partial_rotary_factor`. DeepSeek V4 has two sets: the theta of layers with compressed attention
+    becomes `compress_rope_theta`, and their scaling is the only one."""
     if isinstance(text := values.get("text_config"), dict):
         values = {**values, "text_config": _older_rope_keys(text)}
     given = values.get("rope_parameters")
@@ -60,6 +61,10 @@ def _older_rope_keys(values: dict[str, Any]) -> dict[str, Any]:
         translated["rope_local_partial_rotary_factor"] = local.pop("partial_rotary_factor", None)
         if local.get("rope_type", "default") != "default":
             translated["rope_local_scaling"] = local
+    if isinstance(main := given.get("main"), dict) and isinstance(given.get("compress"), dict):
+        scaling = dict(given["compress"])
+        translated["compress_rope_theta"] = scaling.pop("rope_theta", values.get("compress_rope_theta"))
+        scaling["rope_theta"] = main.get("rope_theta")
     for key in ("rope_theta", "partial_rotary_factor"):
         if (value := scaling.pop(key, None)) is not None:
             translated[key] = value

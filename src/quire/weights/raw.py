@@ -15,7 +15,10 @@ from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, StoredTensor
 from quire.weights.mapped_file import MappedFile, chained
 
 FLOATS = {"F32": F32, "F16": F16, "BF16": BF16, "F8_E4M3": F8_E4M3, "F8_E5M2": F8_E5M2}
-INTEGERS = {"I8": np.int8, "U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "BOOL": np.uint8}
+INTEGERS = {
+    "I8": np.int8, "U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "BOOL": np.uint8,
+    "F8_E8M0": np.uint8,  # powers of two: the exponent, plus 127
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def trace_model(family: Family, checkpoint: Checkpoint, config: ModelConfig, max
     if max(map(len, carried), default=1) > 1:
         ops.trace.columns = columns_of_values(family, checkpoint, config, max_model_len)
     else:
-        ops.trace.columns = dict.fromkeys(chain(*carried), config.hidden)
+        ops.trace.columns = dict.fromkeys(chain(*carried), config.residual)
     return ops.trace
 
 

@@ -28,10 +28,11 @@ def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 
 def pack(arrays: Sequence[Int32], pinned: bool = False) -> Tensor:
-    shapes = [array.shape for array in arrays]
-    flat = empty(shapes, pinned)
-    for view, array in zip(views(flat, shapes), arrays, strict=True):
-        view.numpy()[:] = array
+    flat, first = empty([array.shape for array in arrays], pinned), 0
+    target = flat.numpy()
+    for array in arrays:
+        target[first : first + array.size] = array.ravel()
+        first += round_up(array.size)
     return flat
 
 

@@ -2,7 +2,6 @@
 that the one before sampled, with the hidden state that it kept. All of them are one CUDA graph, and one copy brings
 their arrays."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ from quire.ops.gpu.aligned import pack, views
 from quire.ops.gpu.attention.pages import Runs, next_power_of_two
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
-from quire.ops.gpu.device_timer import DeviceTimer
+from quire.ops.gpu.device_timer import new_timer
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.rows import MAX_KEPT_DRAFTS, Features
@@ -42,12 +41,11 @@ class DraftChain:
         self._max_model_len, self._width, self._batch_invariant = max_model_len, width, batch_invariant
         self._graphs = LaunchGraphs(cache.k.device)
         self.takes_trees = not batch_invariant and not cache.spec.latent
-        self._trees = TreeSteps(forward, cache, hidden, max_model_len, width)
+        self._trees = TreeSteps(forward, cache, hidden.rows.dtype, max_model_len, width)
         # What the target's sampler has verified, at a place of its own: graphs do not depend on how many drafts it had.
         most = padded(sampler.num_rows) * (1 + MAX_KEPT_DRAFTS)
         self._verified = torch.zeros(most, dtype=torch.int32, device=cache.k.device)
-        self._timer = DeviceTimer(cache.k.device)
-        self._timed = deque[tuple[int, int]]()  # rows and drafts of what is timed
+        self._timer = new_timer(cache.k.device)
 
     def takes(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
         """A single draft of a single row may be a trial, which is compared with what is sampled without it."""
@@ -99,8 +97,7 @@ class DraftChain:
                 self._timer.start()
             self._graphs.run(key, pack(arrays).numpy(), launch)
             if is_timed:
-                self._timer.stop()
-                self._timed.append((len(rows), count))
+                self._timer.stop(len(rows), count)
         return is_timed
 
     def read_drafts(self, row: int, count: int, target: DeviceSampler) -> list[int]:
@@ -108,14 +105,10 @@ class DraftChain:
         return [int(token) for token in target.last[places].tolist()]
 
     def take_steps(self) -> list[tuple[int, float]]:
-        steps = []
-        for seconds in self._timer.take():
-            num_rows, count = self._timed.popleft()
-            steps += [(num_rows, seconds / count)] * count
-        return steps
+        return self._timer.take()
 
-    def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
-        return self._trees.run(logits, roots, shape)
+    def grow(self, logits: Tensor, kept: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
+        return self._trees.run(logits, kept, roots, shape)
 
     def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int, tokens_of_seq: int) -> list[Int32]:
         """ids, positions, slots and hidden_rows [T] of the first step; rows, ids of the next step, context_lens and

@@ -1,45 +1,45 @@
-"""How long the device works on something, without waiting for it."""
+"""How long the device works on steps, without waiting for it."""
 
-import time
-from collections import deque
+from collections import Counter, deque
 
 import torch
 
+from quire.ops.timer import ClockTimer
+
 
 class DeviceTimer:
-    """Intervals of a stream, in order. On a CPU, of the clock."""
+    """Intervals of a stream, in order. `num_untimed`: of steps of each size, the first ones that are left out: their
+    kernels are compiled, or captured, in between."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._begin: torch.cuda.Event | float = 0.0
-        self._intervals: deque[tuple[torch.cuda.Event | float, torch.cuda.Event | float]] = deque()
+    def __init__(self, num_untimed: int = 0) -> None:
+        self._num_untimed = num_untimed
+        self._uses: Counter[int] = Counter()  # by the power of two below a size
+        self._begin: torch.cuda.Event | None = None
+        self._intervals: deque[tuple[torch.cuda.Event, torch.cuda.Event, int, int]] = deque()
 
     def start(self) -> None:
-        self._begin = self._now()
+        self._begin = _now()
 
-    def stop(self) -> None:
-        """Ends an interval; another may be started before the device is there."""
-        self._intervals.append((self._begin, self._now()))
+    def stop(self, num_tokens: int, num_steps: int = 1) -> None:
+        """Another interval may be started before the device is there."""
+        assert self._begin is not None, "the timer was not started"
+        self._uses[num_tokens.bit_length()] += 1
+        if self._uses[num_tokens.bit_length()] > self._num_untimed:
+            self._intervals.append((self._begin, _now(), num_tokens, num_steps))
 
-    def take(self) -> list[float]:
-        """The seconds of the intervals that have ended since the last call, up to the first that has not."""
-        seconds = []
-        while self._intervals and _has_passed(self._intervals[0][1]):
-            begin, end = self._intervals.popleft()
-            if isinstance(begin, float) or isinstance(end, float):
-                assert isinstance(begin, float) and isinstance(end, float)
-                seconds.append(end - begin)
-            else:
-                seconds.append(begin.elapsed_time(end) / 1000)
-        return seconds
-
-    def _now(self) -> torch.cuda.Event | float:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def take(self) -> list[tuple[int, float]]:
+        steps = []
+        while self._intervals and self._intervals[0][1].query():
+            begin, end, num_tokens, num_steps = self._intervals.popleft()
+            steps += [(num_tokens, begin.elapsed_time(end) / 1000 / num_steps)] * num_steps
+        return steps
 
 
-def _has_passed(moment: torch.cuda.Event | float) -> bool:
-    return isinstance(moment, float) or moment.query()
+def new_timer(device: torch.device, num_untimed: int = 0) -> DeviceTimer | ClockTimer:
+    return DeviceTimer(num_untimed) if device.type == "cuda" else ClockTimer()
+
+
+def _now() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

@@ -32,6 +32,7 @@ from quire.ops.gpu.deferred import (
     materialize,
     num_rows_of,
 )
+from quire.ops.gpu.device_timer import new_timer
 from quire.ops.gpu.embedding import embedding
 from quire.ops.gpu.head_norm import norm_heads
 from quire.ops.gpu.hidden_states import GpuHiddenStates
@@ -59,6 +60,7 @@ from quire.ops.gpu.norm import (
 from quire.ops.gpu.pointwise import activate_elements, soft_cap_
 from quire.ops.gpu.program import GpuProgram, dry_run_batch
 from quire.ops.gpu.rope import rope_angles
+from quire.ops.gpu.sampling.graphs import CAPTURED_AT
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.states.opset import StateOps
 from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments, quantization_for
@@ -66,6 +68,7 @@ from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.opset import Activation, Float32, Int32, Keep, ProgramSpec, Routing
 from quire.ops.reference.rope import Frequencies, rotate_heads
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.timer import Timer
 
 GRAPH_BYTES = 3 * 2**29  # reserved for graphs and the sampler's tables, which are allocated after the pages
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -157,6 +160,9 @@ class GpuOps(AttentionOps, StateOps):
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> DeviceSampler:
         return DeviceSampler(num_rows, vocab_size, self.device)
+
+    def new_timer(self) -> Timer:
+        return new_timer(self.device, num_untimed=CAPTURED_AT)
 
     def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> GpuProgram:
         sampler, hidden = spec.sampler, spec.hidden

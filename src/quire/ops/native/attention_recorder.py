@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.ops.native.compressed_recorder import CompressedRecorder
 from quire.ops.native.liveness import Use
-from quire.ops.native.scan_recorder import RecordedColumns, ScanRecorder, new_value
+from quire.ops.native.scan_recorder import RecordedColumns, new_value
 from quire.ops.opset import Float32
 
 
-class AttentionRecorder(ScanRecorder):
+class AttentionRecorder(CompressedRecorder):
     """`OpSet` describes the ops."""
 
     def write_kv(self, k: RecordedColumns, v: RecordedColumns, batch: Any, layer: int) -> None:

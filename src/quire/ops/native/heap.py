@@ -4,8 +4,9 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LARGE_ARRAY_BYTES, USUAL_ARRAY_BYTES = 1 << 20, 32 << 20  # the latter is what glibc comes to by itself
+USUAL_FREE_BYTES = 128 << 10  # at the end of a heap; more is returned to the system
 
 
 def free_at_once(num_bytes: int) -> None:
@@ -25,3 +26,20 @@ def large_arrays_freed_at_once() -> Iterator[None]:
         yield
     finally:
         free_at_once(USUAL_ARRAY_BYTES)
+
+
+@contextmanager
+def large_arrays_reused() -> Iterator[None]:
+    """Let the C library keep what is freed for the arrays that follow: the system's memory costs a fault for each
+    page."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):
+        yield
+        return
+    libc.mallopt(M_MMAP_THRESHOLD, USUAL_ARRAY_BYTES)
+    libc.mallopt(M_TRIM_THRESHOLD, 2 * USUAL_ARRAY_BYTES)
+    try:
+        yield
+    finally:
+        libc.mallopt(M_TRIM_THRESHOLD, USUAL_FREE_BYTES)
+        libc.malloc_trim(0)

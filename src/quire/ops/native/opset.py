@@ -35,6 +35,7 @@ from quire.ops.tensors import (
     StorageType,
     StoredTensor,
 )
+from quire.ops.timer import ClockTimer, Timer
 
 if TYPE_CHECKING:
     from quire.ops.ranks.group import RankGroup
@@ -162,6 +163,9 @@ class NativeOps:
         from quire.ops.native.sampler import NativeSampler
 
         return NativeSampler(num_rows, vocab_size, self.threads)
+
+    def new_timer(self) -> Timer:
+        return ClockTimer()
 
     def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"

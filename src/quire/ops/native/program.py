@@ -70,7 +70,7 @@ class NativeProgram:
             shared=arena,
             shared_groups=quantized,
         )
-        self.takes_trees = cache.spec.states is None and cache.spec.index is None
+        self.takes_trees = cache.spec.takes_trees
         self.chain: Chain | None = None
         for emit in recorder.emits:
             emit(self._tape, view)
@@ -132,7 +132,9 @@ def _new_tape(cache: NativeCache, **sizes: Any) -> Any:
     )
     if (windows := spec.windows) is not None:
         pages = cache.window_pages
-        tape.use_window_pages(pages, num_pages=windows.num_pages, num_layers=len(windows.layers))
+        tape.use_window_pages(
+            pages, num_pages=windows.num_pages, num_layers=0 if spec.compressed else len(windows.layers)
+        )
     if (states := spec.states) is not None:
         assert states.num_slots > 0, "the cache has no state slots"
         tape.use_states(
@@ -143,6 +145,9 @@ def _new_tape(cache: NativeCache, **sizes: Any) -> Any:
             conv_channels=states.conv_channels,
             size=prod(states.shape),
         )
+    if spec.compressed is not None:
+        layers = [(one.columns, one.group, *one.parts, *(0, 0)[len(one.parts) :]) for one in spec.compressed.layers]
+        tape.use_compressed(layers, cache.pages, cache.window_pages if spec.windows else None)
     if spec.index is not None:
         tape.use_index(cache.index_keys, spec.index.columns)
     return tape

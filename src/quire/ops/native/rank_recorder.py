@@ -62,8 +62,8 @@ class RankRecorder(Recorder):
 
     def moe(
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
-        routing: Routing, kind: Activation, correction: Float32 | None = None, cut: Cut | None = None,
-        experts: Cut | None = None,
+        routing: Routing, kind: Activation, correction: Float32 | None = None,
+        chosen: RecordedColumns | None = None, cut: Cut | None = None, experts: Cut | None = None,
     ) -> RecordedColumns:  # fmt: skip
         args = x, router_logits, gate_up, down, routing, kind, correction
         if experts is not None:
@@ -71,13 +71,13 @@ class RankRecorder(Recorder):
             assert router_logits.columns == experts.total + routing.num_zero
             outputs = new_value(routing.top_k * down.num_outputs)
             self.shared.storages.add(outputs.storage)
-            return self._moe(*args, outputs=outputs, first_expert=experts.first)
+            return self._moe(*args, outputs=outputs, first_expert=experts.first, chosen=chosen)
         if cut is None:
-            return super().moe(*args)
+            return super().moe(*args, chosen)
         assert gate_up.num_outputs == 2 * cut.count and down.num_inputs == cut.total
         hidden = new_value(routing.top_k * cut.total)
         self.shared.storages.add(hidden.storage)
-        return self._moe(*args, hidden, cut.first)
+        return self._moe(*args, hidden, cut.first, chosen=chosen)
 
     def logits(
         self,

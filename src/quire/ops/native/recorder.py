@@ -18,6 +18,8 @@ from quire.ops.native.scan_recorder import Emit, RecordedColumns, new_value
 from quire.ops.opset import Activation, Float32, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
+SCORINGS = ("softmax", "sigmoid", "sqrt softplus")  # in the order of the kernels
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedLogits:
@@ -126,10 +128,10 @@ class Recorder(AttentionRecorder):
         firsts = np.cumsum([x.first, *sizes]).tolist()
         return tuple(RecordedColumns(x.storage, first, size) for first, size in zip(firsts, sizes, strict=False))
 
-    def rope_angles(self, positions: Any, frequencies: RecordedFrequencies) -> RecordedColumns:
+    def rope_angles(self, positions: Any, frequencies: RecordedFrequencies, group: int = 1) -> RecordedColumns:
         assert positions == SymbolicBatch.positions, "only positions of the batch can be rotated by"
         out, inv_freq, scale = new_value(2 * len(frequencies.inv_freq)), frequencies.inv_freq, frequencies.scale
-        return self._record((), out, lambda tape, view: tape.rope_angles(inv_freq, scale, view(out)))
+        return self._record((), out, lambda tape, view: tape.rope_angles(inv_freq, scale, view(out), group))
 
     def rope(self, x: RecordedColumns, angles: RecordedColumns, head_dim: int) -> RecordedColumns:
         assert x.columns % head_dim == 0, f"{x.columns} columns in heads of {head_dim}"
@@ -158,9 +160,10 @@ class Recorder(AttentionRecorder):
         routing: Routing,
         kind: Activation,
         correction: Float32 | None = None,
+        chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:
         assert gate_up.num_outputs in (down.num_inputs, 2 * down.num_inputs)
-        return self._moe(x, router_logits, gate_up, down, routing, kind, correction)
+        return self._moe(x, router_logits, gate_up, down, routing, kind, correction, chosen=chosen)
 
     def _moe(
         self,
@@ -175,6 +178,7 @@ class Recorder(AttentionRecorder):
         first_hidden: int = 0,
         outputs: RecordedColumns | None = None,
         first_expert: int = 0,
+        chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:
         """`hidden`: where ranks write hidden values, this one from column `first_hidden` of each route on. `outputs`:
         where ranks write the outputs of their experts, this one of those from `first_expert` on."""
@@ -182,10 +186,11 @@ class Recorder(AttentionRecorder):
         assert router_logits.columns == gate_up.num_experts + routing.num_zero or outputs
         assert not routing.num_zero or (x.columns == down.num_outputs and not routing.weigh_inputs)
         assert correction is None or correction.shape == (router_logits.columns,)
+        assert chosen is None or (chosen.columns == routing.top_k and not routing.sparsemixer_threshold)
         routing.check(router_logits.columns)
         out = new_value(down.num_outputs)
         return self._record(
-            (x, router_logits, *(shared for shared in (hidden, outputs) if shared)),
+            (x, router_logits, *(shared for shared in (hidden, outputs, chosen) if shared)),
             out,
             lambda tape, view: tape.moe(
                 view(x),
@@ -195,7 +200,7 @@ class Recorder(AttentionRecorder):
                 gate_up_biases=gate_up.biases,
                 down_biases=down.biases,
                 top_k=routing.top_k,
-                sigmoid=routing.scoring == "sigmoid",
+                scoring=SCORINGS.index(routing.scoring),
                 renormalize=routing.renormalize,
                 scale=routing.scale,
                 num_groups=routing.num_groups,
@@ -212,6 +217,8 @@ class Recorder(AttentionRecorder):
                 first_expert=first_expert,
                 num_zero=routing.num_zero,
                 limit=routing.limit,
+                gate_limit=routing.gate_limit,
+                chosen=view(chosen) if chosen else None,
             ),
             barrier=True,
             any_rows=True,

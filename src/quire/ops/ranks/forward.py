@@ -134,8 +134,8 @@ class RankForward:
     def rows(self, x: RankValue, batch: Any) -> Value:
         return self._ops.rows(self._all(x), batch)
 
-    def rope_angles(self, positions: Any, frequencies: Any) -> RankValue:
-        return RankValue(self._ops.rope_angles(positions, frequencies))
+    def rope_angles(self, positions: Any, frequencies: Any, group: int = 1) -> RankValue:
+        return RankValue(self._ops.rope_angles(positions, frequencies, *([group] if group > 1 else [])))
 
     def write_latent(self, latent: RankValue, k_rope: RankValue, batch: Any, layer: int) -> None:
         self._ops.write_latent(self._all(latent), self._all(k_rope), batch, layer)
@@ -148,21 +148,47 @@ class RankForward:
     def top_positions(self, q: RankValue, weights: RankValue, batch: Any, layer: int) -> RankValue:
         return RankValue(self._ops.top_positions(self._all(q), self._all(weights), batch, layer))
 
+    # Every rank has the cache of compressed attention, chooses the same entries, and mixes the residual streams.
+
+    def write_tokens(self, x: RankValue, batch: Any, layer: int, first: int = 0) -> None:
+        self._ops.write_tokens(self._all(x), batch, layer, first)
+
+    def pool_group(self, batch: Any, layer: int, first: int, columns: int, bias: Any, overlap: bool) -> RankValue:
+        return RankValue(self._ops.pool_group(batch, layer, first, columns, bias, overlap))
+
+    def write_entry(self, x: RankValue, batch: Any, layer: int, part: int) -> None:
+        self._ops.write_entry(self._all(x), batch, layer, part)
+
+    def top_entries(self, q: RankValue, weights: RankValue, batch: Any, layer: int, top_k: int) -> RankValue:
+        return RankValue(self._ops.top_entries(self._all(q), self._all(weights), batch, layer, top_k))
+
+    def stream_weights(
+        self, x: RankValue, scale: Any, base: Any, streams: int, eps: float, iterations: int
+    ) -> RankValue:
+        return RankValue(self._ops.stream_weights(self._all(x), scale, base, streams, eps, iterations))
+
+    def merge_streams(self, x: RankValue, weights: RankValue) -> RankValue:
+        return RankValue(self._ops.merge_streams(self._all(x), self._all(weights)))
+
+    def update_streams(self, x: RankValue, y: RankValue, post: RankValue, mixing: RankValue) -> RankValue:
+        return RankValue(self._ops.update_streams(*map(self._all, (x, y, post, mixing))))
+
     def moe(
         self, x: RankValue, router_logits: RankValue, gate_up: PackedExperts, down: PackedExperts, routing: Routing,
-        kind: Activation, correction: Any = None,
+        kind: Activation, correction: Any = None, chosen: RankValue | None = None,
     ) -> RankValue:  # fmt: skip
         assert isinstance(gate_up, RankExperts) and isinstance(down, RankExperts)
         args = self._all(x), self._all(router_logits), gate_up, down, routing, kind, correction
+        by_token = {} if chosen is None else {"chosen": self._all(chosen)}
         if gate_up.experts is not None:
-            return RankValue(self._ops.moe(*args, experts=gate_up.experts))
+            return RankValue(self._ops.moe(*args, experts=gate_up.experts, **by_token))
         if routing.num_zero:
             raise Unsupported(
                 "experts that pass on their input are not divided by their columns",
                 "use enable_expert_parallel, or leave out tensor_parallel_size",
             )
         hidden = {} if gate_up.cut is None else {"cut": gate_up.cut}
-        return RankValue(self._ops.moe(*args, **hidden), () if down.cut is None else (down.cut,))
+        return RankValue(self._ops.moe(*args, **hidden, **by_token), () if down.cut is None else (down.cut,))
 
     # -- by heads
 
@@ -209,6 +235,15 @@ class RankForward:
         own = self._own(q, cut), self._own(k, kv_cut), self._own(v, kv_cut)
         attended = self._ops.attention(*own, batch, head_dim, scale, causal, window, _heads_of(cut, biases))
         return RankValue(attended, (cut,))
+
+    def compressed_attention(
+        self, q: RankValue, batch: Any, layer: int, scale: float, window: int, sinks: Any,
+        chosen: RankValue | None = None,
+    ) -> RankValue:  # fmt: skip
+        cut = self._index.heads(self._columns(q), len(sinks), len(sinks))
+        entries = () if chosen is None else (self._all(chosen),)
+        own = self._own(q, cut), batch, layer, scale, window, _heads_of(cut, sinks)
+        return RankValue(self._ops.compressed_attention(*own, *entries), (cut,))
 
     def mla_attention(
         self,

@@ -17,6 +17,7 @@ from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTab
 from quire.ops.ranks.lora import RankSlots
 from quire.ops.ranks.roles import Outputs, Roles
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.timer import Timer
 
 Packed = TypeVar("Packed")
 
@@ -94,6 +95,13 @@ class RankOps:
         return _as(RankExperts, packed, experts=cut)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        if self.index.size > len(heads):  # groups of heads, of which there may be few
+            raise BadRequest(
+                f"tensor_parallel_size is {self.index.size}, and the model's heads are in {len(heads)} groups, which "
+                "stay whole",
+                f"use 1 to {len(heads)}",
+                param="tensor_parallel_size",
+            )
         cut = self.index.heads(len(heads), len(heads), len(heads))
         packed = self.backend.pack_heads(heads[cut.first : cut.first + cut.count])
         return _as(RankHeads, packed, total_heads=len(heads))
@@ -165,6 +173,10 @@ class RankOps:
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         sampler: Sampler = self.backend.new_sampler(num_rows, vocab_size)
         return sampler
+
+    def new_timer(self) -> Timer:
+        timer: Timer = self.backend.new_timer()
+        return timer
 
     def compile(self, forward: "Callable[[Any, Any], Any]", cache: KVCache, spec: ProgramSpec) -> Program:
         assert isinstance(cache, RankCache), "the cache was made by another op set"

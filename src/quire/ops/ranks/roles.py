@@ -236,6 +236,24 @@ class RoleRecorder(Recorder):
             self._mark(x, Role("all"))
         return super().top_positions(q, weights, batch, layer)
 
+    def write_tokens(self, x: RecordedColumns, batch: Any, layer: int, first: int = 0) -> None:
+        self._mark(x, Role("all"))
+        super().write_tokens(x, batch, layer, first)
+
+    def top_entries(
+        self, q: RecordedColumns, weights: RecordedColumns, batch: Any, layer: int, top_k: int
+    ) -> RecordedColumns:
+        for x in (q, weights):
+            self._mark(x, Role("all"))
+        return super().top_entries(q, weights, batch, layer, top_k)
+
+    def compressed_attention(
+        self, q: RecordedColumns, batch: Any, layer: int, scale: float, window: int, sinks: Float32,
+        chosen: RecordedColumns | None = None,
+    ) -> RecordedColumns:  # fmt: skip
+        self._mark_heads(q, len(sinks), len(sinks))
+        return super().compressed_attention(q, batch, layer, scale, window, sinks, chosen)
+
     def mla_attention(
         self,
         q_latent: RecordedColumns,
@@ -286,8 +304,8 @@ class RoleRecorder(Recorder):
 
     def moe(
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
-        routing: Routing, kind: Activation, correction: Any = None,
+        routing: Routing, kind: Activation, correction: Any = None, chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:  # fmt: skip
         is_gated = gate_up.num_outputs != down.num_inputs
         (self._roles.gates if is_gated else self._roles.undivided).add(gate_up.packed)
-        return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
+        return super().moe(x, router_logits, gate_up, down, routing, kind, correction, chosen)

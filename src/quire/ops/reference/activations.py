@@ -25,6 +25,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activate_and_clamp(x: Tensor, kind: Activation, limit: float) -> Tensor:
+def activate_and_clamp(x: Tensor, kind: Activation, limit: float, gate_limit: float = 0.0) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
-    return ACTIVATIONS[kind](gate).clamp(-limit, limit) * up.clamp(-limit, limit)
+    gate_limit = gate_limit or limit
+    return ACTIVATIONS[kind](gate).clamp(-gate_limit, gate_limit) * up.clamp(-limit, limit)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.ops.kv_spec import KVSpec, StateSpec
+from quire.ops.kv_spec import CompressedLayer, KVSpec, StateSpec
 from quire.ops.reference.states import TorchCheckpoints, TorchStates
 
 DTYPES = {
@@ -29,7 +29,8 @@ class TorchCache:
     In int8, k and v are quantized values, and each has scales [layers, blocks, block_size, kv_heads] beside it. In a
     latent cache, v is the first columns of k. The keys of indexers are [layers, blocks, block_size, columns], and the
     states of convolutions [layers, blocks, taps - 1, channels]. Window pages are the blocks of a second cache,
-    `windowed`, that has the layers with a window."""
+    `windowed`, that has the layers with a window. Of compressed attention, each part of each layer's entries is [1,
+    blocks, entries, columns], and what each layer keeps of tokens [1, blocks, block_size, columns]."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
@@ -45,7 +46,7 @@ class TorchCache:
         beside = self.pages[-1] if spec.conv or spec.index else torch.empty(0)
         self.kv_pages = self.pages[:-1] if spec.conv or spec.index else self.pages
         self.states, self.index_keys = (beside, torch.empty(0)) if spec.conv else (torch.empty(0), beside)
-        self.k, self.v = _keys_and_values(spec, self.pages)
+        self.k, self.v = _keys_and_values(spec, self.pages or (torch.empty(0, device=device),))
 
     def _allocate_slots(self, states: StateSpec, device: str) -> TorchStates:
         return TorchStates(states, device)
@@ -175,6 +176,46 @@ class TorchCache:
         k_scales, v_scales = pages[2:]
         return k * k_scales[..., None], v * v_scales[..., None]
 
+    def write_tokens(self, layer: int, slots: Tensor, x: Tensor, first: int) -> None:
+        """Store x [T, n] in the columns from `first` on of what a layer keeps of tokens."""
+        if self.windowed is not None:
+            self.windowed.write_tokens(layer, self._page_slots(slots), x, first)
+            return
+        page = self._tokens(layer)
+        page[slots // self.spec.block_size, slots % self.spec.block_size, first : first + x.shape[1]] = x.to(page.dtype)
+
+    def read_tokens(self, layer: int, blocks: Tensor, positions: Tensor) -> Tensor:
+        """What a layer keeps of the tokens at these positions of a block table, in fp32: [positions, columns]."""
+        if self.windowed is not None:
+            return self.windowed.read_tokens(layer, self.page_of[blocks].long(), positions)
+        return self._tokens(layer)[blocks[positions // self.spec.block_size], positions % self.spec.block_size].float()
+
+    def write_entries(self, layer: int, blocks: Tensor, entries: Tensor, part: int, x: Tensor) -> None:
+        """Store part 0 or 1 of a layer's entries of a block table."""
+        page, (block, place) = self._entries(layer, part), self._entry_places(layer, entries)
+        page[blocks[block], place] = x.to(page.dtype)
+
+    def read_entries(self, layer: int, blocks: Tensor, count: int, part: int) -> Tensor:
+        """Part 0 or 1 of the first entries of a block table, in fp32: [count, columns]."""
+        block, place = self._entry_places(layer, torch.arange(count))
+        return self._entries(layer, part)[blocks[block], place].float()
+
+    def _entry_places(self, layer: int, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """The block of each entry, of a block table, and its place among those of the block."""
+        assert self.spec.compressed is not None
+        size, group = self.spec.block_size, self.spec.compressed.layers[layer].group
+        block = ((entries + 1) * group - 1) // size
+        return block, entries - block * size // group
+
+    def _entries(self, layer: int, part: int) -> Tensor:
+        assert self.spec.compressed is not None
+        before = sum(len(one.parts) for one in self.spec.compressed.layers[:layer])
+        return self.pages[before + part][0]
+
+    def _tokens(self, layer: int) -> Tensor:
+        assert self.spec.compressed is not None
+        return self.pages[layer - len(self.spec.compressed.layers)][0]
+
     def write_index_key(self, layer: int, slots: Tensor, k: Tensor) -> None:
         self.index_keys[layer].flatten(0, 1)[slots] = k.to(self.index_keys.dtype)
 
@@ -186,6 +227,9 @@ class TorchCache:
 def _windowed(spec: KVSpec) -> KVSpec:
     """The pages of the layers with a window alone."""
     assert spec.windows is not None
+    if spec.compressed is not None:
+        tokens = tuple(CompressedLayer(layer.columns) for layer in spec.compressed.layers)
+        return replace(spec, compressed=replace(spec.compressed, layers=tokens), windows=None)
     layers = spec.windows.layers
     scales = tuple(spec.fp8_scales_of(layer) for layer in layers) if spec.fp8_scales else ()
     return replace(spec, num_layers=len(layers), fp8_scales=scales, windows=None)
@@ -230,7 +274,14 @@ def quantize_kv(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def page_layout(spec: KVSpec, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of k, of v (absent from a latent cache), in int8 of the scales of k and of v, and of the keys of
-    indexers or the states of convolutions, where the model has any."""
+    indexers or the states of convolutions, where the model has any. Of compressed attention: of the parts of entries,
+    layer by layer, and of what layers keep of tokens, where there are no window pages."""
+    if (compressed := spec.compressed) is not None:
+        kept = [
+            *((one.block_entries(spec.block_size), part) for one in compressed.layers for part in one.parts),
+            *((spec.block_size, one.columns) for one in compressed.layers if not spec.windows),
+        ]
+        return [((1, num_blocks, *shape), DTYPES[spec.dtype]) for shape in kept]
     slots = (spec.block_layers, num_blocks, spec.block_size, spec.num_kv_heads)
     vectors = [((*slots, spec.head_dim), DTYPES[spec.dtype])] * (1 if spec.latent else 2)
     scales: list[tuple[tuple[int, ...], torch.dtype]] = [(slots, torch.float32)] * 2 if spec.dtype == "int8" else []

@@ -29,7 +29,9 @@ from quire.ops.reference.activations import ACTIVATIONS, activate_and_clamp
 from quire.ops.reference.attention import disentangled_attention, paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
+from quire.ops.reference.compressed_attention import compressed_attention, pool_group, top_entries, write_entry
 from quire.ops.reference.exchange import RankExchange
+from quire.ops.reference.hyper_connections import merge_streams, stream_weights, update_streams
 from quire.ops.reference.linear_attention import attend_states
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.mamba import mamba2_scan, mamba_scan
@@ -40,6 +42,7 @@ from quire.ops.reference.sampler import TorchSampler
 from quire.ops.reference.sparse_attention import sparse_attention, top_positions
 from quire.ops.reference.wkv7 import wkv7
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.ops.timer import ClockTimer, Timer
 
 if TYPE_CHECKING:
     from quire.ops.ranks.group import RankGroup
@@ -111,6 +114,9 @@ class TorchOps:
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         return TorchSampler(num_rows, vocab_size)
 
+    def new_timer(self) -> Timer:
+        return ClockTimer()
+
     def compile(self, forward: Callable[[Any, Any], Value], cache: KVCache, spec: ProgramSpec) -> TorchProgram:
         assert isinstance(cache, TorchCache) and (spec.sampler is None or isinstance(spec.sampler, TorchSampler))
         assert spec.hidden is None or isinstance(spec.hidden, TorchHiddenStates)
@@ -164,8 +170,8 @@ class TorchOps:
     def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         return tuple(x.split(list(sizes), dim=-1))
 
-    def rope_angles(self, positions: Tensor, frequencies: Frequencies) -> Tensor:
-        return rope_angles(positions, frequencies)
+    def rope_angles(self, positions: Tensor, frequencies: Frequencies, group: int = 1) -> Tensor:
+        return rope_angles(positions // group * group, frequencies)
 
     def rope(self, x: Tensor, angles: Tensor, head_dim: int) -> Tensor:
         return rotate_heads(x.unflatten(-1, (-1, head_dim)), angles).flatten(1)
@@ -260,6 +266,38 @@ class TorchOps:
             return sparse_attention(*pages, scale, chosen).flatten(1)
         return paged_attention(*pages, scale, window=0, **batch.trees).flatten(1)
 
+    def write_tokens(self, x: Tensor, batch: TorchBatch, layer: int, first: int = 0) -> None:
+        batch.cache.write_tokens(layer, batch.slots, x, first)
+
+    def pool_group(
+        self, batch: TorchBatch, layer: int, first: int, columns: int, bias: Tensor, overlap: bool
+    ) -> Tensor:
+        return pool_group(batch, layer, first, columns, bias, overlap)
+
+    def write_entry(self, x: Tensor, batch: TorchBatch, layer: int, part: int) -> None:
+        write_entry(x, batch, layer, part)
+
+    def top_entries(self, q: Tensor, weights: Tensor, batch: TorchBatch, layer: int, top_k: int) -> Tensor:
+        return top_entries(q.unflatten(-1, (weights.shape[1], -1)), weights, batch, layer, top_k)
+
+    def compressed_attention(
+        self, q: Tensor, batch: TorchBatch, layer: int, scale: float, window: int, sinks: Tensor,
+        chosen: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        heads = q.unflatten(-1, (len(sinks), -1))
+        return compressed_attention(heads, batch, layer, scale, window, sinks, chosen).flatten(1)
+
+    def stream_weights(
+        self, x: Tensor, scale: Tensor, base: Tensor, streams: int, eps: float, iterations: int
+    ) -> Tensor:
+        return stream_weights(x, scale, base, streams, eps, iterations)
+
+    def merge_streams(self, x: Tensor, weights: Tensor) -> Tensor:
+        return merge_streams(x, weights)
+
+    def update_streams(self, x: Tensor, y: Tensor, post: Tensor, mixing: Tensor) -> Tensor:
+        return update_streams(x, y, post, mixing)
+
     def activate(self, x: Tensor, kind: Activation) -> Tensor:
         return ACTIVATIONS[kind](x)
 
@@ -278,17 +316,18 @@ class TorchOps:
         routing: Routing,
         kind: Activation,
         correction: Tensor | None = None,
+        chosen: Tensor | None = None,
         cut: Cut | None = None,
         experts: Cut | None = None,
     ) -> Tensor:
-        ids, weights = choose_experts(router_logits, routing, correction)  # [T, top_k] each
+        ids, weights = choose_experts(router_logits, routing, correction, chosen)  # [T, top_k] each
         outputs = x.new_zeros(*ids.shape, down.num_outputs)  # of every route
         first = 0 if experts is None else experts.first
         own = (ids >= first) & (ids < first + gate_up.num_experts)
         is_gated = cut is not None or gate_up.num_outputs != down.num_inputs
         activate = self.activate_and_mul if is_gated else self.activate
         if routing.limit:
-            activate = partial(activate_and_clamp, limit=routing.limit)
+            activate = partial(activate_and_clamp, limit=routing.limit, gate_limit=routing.gate_limit)
         for expert in ids[own].unique().tolist():
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if w.biases is None else w.biases[expert - first] for w in (gate_up, down)]

@@ -72,7 +72,7 @@ class TorchProgram:
         self._device, self._forward, self._cache = device, forward, cache
         self._max_tokens, self._sampler, self._hidden = max_tokens, sampler, hidden
         self.kept: Tensor | None = None
-        self.takes_trees = cache.spec.states is None and cache.spec.index is None
+        self.takes_trees = cache.spec.takes_trees
         self.chain: Chain | None = None
 
     def run(self, batch: StepBatch) -> Tensor:

@@ -1,24 +1,33 @@
 """Top-k routing in plain torch: the formulas of `Routing`."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.opset import Routing
 
 MIN_WEIGHT_SUM = 1e-20  # where all sigmoids are 0: their weights stay 0
 
+SCORES = {
+    "softmax": lambda logits: logits.softmax(dim=-1),
+    "sigmoid": torch.sigmoid,
+    "sqrt softplus": lambda logits: F.softplus(logits).sqrt(),
+}
 
-def choose_experts(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+
+def choose_experts(
+    logits: Tensor, routing: Routing, correction: Tensor | None = None, chosen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """logits [T, experts] -> the chosen experts' ids [T, top_k], the best one first, and their weights in fp32."""
     routing.check(logits.shape[1])
     logits = logits.float()
     if routing.sparsemixer_threshold:
         return _sparsemixer(logits, routing)
-    scores = logits.softmax(dim=-1) if routing.scoring == "softmax" else logits.sigmoid()
+    scores = SCORES[routing.scoring](logits)
     selection = scores if correction is None else scores + correction
     if routing.num_groups > 1:
         selection = _mask_groups(selection, routing)
-    ids = _top(selection, routing.top_k)
+    ids = _top(selection, routing.top_k) if chosen is None else chosen.long()
     weights = scores.gather(1, ids)
     if routing.renormalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + MIN_WEIGHT_SUM)

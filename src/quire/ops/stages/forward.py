@@ -69,9 +69,9 @@ class StageForward:
             self._carried[value.number] = value
         return value
 
-    def rope_angles(self, positions: Any, frequencies: Any) -> StageValue:
+    def rope_angles(self, positions: Any, frequencies: Any, group: int = 1) -> StageValue:
         """Once a step, before all layers: every stage needs them."""
-        return StageValue(None, self._ops.rope_angles(positions, frequencies))
+        return StageValue(None, self._ops.rope_angles(positions, frequencies, group))
 
     def split(self, x: StageValue, sizes: Sequence[int]) -> tuple[StageValue, ...]:
         if not self._is_own:

@@ -51,6 +51,9 @@ class StagePart:
         num_layers = max(min(1, spec.num_layers), len(self.kv_layers))
         scales = tuple(spec.fp8_scales[layer] for layer in self.kv_layers) if spec.fp8_scales else ()
         own = replace(spec, num_layers=num_layers, fp8_scales=scales, conv=conv, states=states)
+        if (compressed := spec.compressed) is not None:
+            layers = tuple(compressed.layers[layer] for layer in self.kv_layers)
+            own = replace(own, compressed=replace(compressed, layers=layers))
         return replace(own, windows=self._own_windows(spec.windows) if spec.windows else None)
 
     def _own_windows(self, windows: WindowSpec) -> WindowSpec | None:

@@ -15,7 +15,10 @@ from quire.ops.opset import Keep, OpSet
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 PRESENT = object()  # stands for vectors and such
-KV_OPS = ("write_kv", "paged_attention", "write_latent", "mla_attention", "write_index_key", "top_positions")
+COMPRESSED_OPS = ("write_tokens", "pool_group", "write_entry", "top_entries", "compressed_attention")
+KV_OPS = (
+    "write_kv", "paged_attention", "write_latent", "mla_attention", "write_index_key", "top_positions", *COMPRESSED_OPS
+)  # fmt: skip
 STATE_OPS = ("causal_conv", "mamba_scan", "mamba2_scan", "delta_rule", "linear_attention", "wkv7")
 BEFORE_LAYERS = -1
 WeightKind = Literal["matrix", "experts", "heads", "table"]
@@ -144,7 +147,7 @@ class TraceForward:
     def tap(self, x: Any, index: int) -> None:
         self._enter(index)
 
-    def rope_angles(self, positions: Any, frequencies: Any) -> object:
+    def rope_angles(self, positions: Any, frequencies: Any, group: int = 1) -> object:
         """Every stage computes them: they are none of the values that it gets."""
         return PRESENT
 
@@ -174,8 +177,8 @@ class ColumnsForward:
         self.columns: dict[int, int] = {}  # by number
         self._num_values = 0
 
-    def rope_angles(self, positions: Any, frequencies: Any) -> Any:
-        return self._ops.rope_angles(positions, frequencies)
+    def rope_angles(self, positions: Any, frequencies: Any, group: int = 1) -> Any:
+        return self._ops.rope_angles(positions, frequencies, group)
 
     def tap(self, x: Any, index: int) -> None: ...
 

@@ -83,6 +83,9 @@ class TorchDevice:
     def squares(self, x: Tensor) -> Tensor:
         return x.float().square_().sum(0) if x.dtype != torch.float32 else x.square().sum(0)
 
+    def largest(self, x: Tensor) -> Tensor:
+        return x.abs().max()
+
     def magnitudes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         magnitude = x.abs()
         return magnitude.sum(0, dtype=torch.float32), magnitude.amax(0).float()

@@ -205,6 +205,11 @@ class ObservedOps(TorchOps):
     def write_latent(self, latent: Tensor, k_rope: Tensor, batch: Any, layer: int) -> None:
         self._kv[layer] = (torch.cat((latent, k_rope), 1), latent)
 
+    def stream_weights(self, *given: Any) -> Tensor:
+        raise Unsupported(
+            "a model with several residual streams cannot be calibrated", "choose a method without --calibrate"
+        )
+
     def write_index_key(self, k: Tensor, batch: Any, layer: int) -> None:
         raise Unsupported("texts that are longer than what an indexer chooses (index_topk)", "use shorter texts")
 
@@ -227,14 +232,15 @@ class ObservedOps(TorchOps):
 
     def moe(
         self, x: Tensor, router_logits: Tensor, gate_up: PackedExperts, down: PackedExperts, routing: Routing,
-        kind: Activation, correction: Tensor | None = None, cut: Any = None, experts: Any = None,
+        kind: Activation, correction: Tensor | None = None, chosen: Tensor | None = None, cut: Any = None,
+        experts: Any = None,
     ) -> Tensor:  # fmt: skip
-        ids, shares = choose_experts(router_logits, routing, correction)
+        ids, shares = choose_experts(router_logits, routing, correction, chosen)
         source = self._sources.of(x)
         out = x.new_zeros(len(x), down.num_outputs)
         activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
         if routing.limit:
-            activate = partial(activate_and_clamp, limit=routing.limit)
+            activate = partial(activate_and_clamp, limit=routing.limit, gate_limit=routing.gate_limit)
         for expert in range(gate_up.num_experts):
             tokens, places = (ids == expert).nonzero(as_tuple=True)
             # An expert without tokens is shown to the hook too, which counts it as unseen.

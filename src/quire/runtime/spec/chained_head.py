@@ -70,6 +70,8 @@ class ChainedHead(HeadProposer):
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """Prompts are read chunk by chunk, as the target reads them; what was sampled when drafts are proposed, or when
         no more can be kept."""
+        if not self._drafted:
+            return
         of_heads = self._head_runs(runs, batch)
         self._make_room(of_heads)
         self._keep(runs, of_heads)
@@ -129,14 +131,16 @@ class ChainedHead(HeadProposer):
         ends = np.fromiter(map(len, texts.values()), np.int32, len(texts)) - 1
         starts = self._num_read[rows]
         of_place, positions = spread(starts, ends - starts)
-        places = self._window_rows(rows[of_place], positions)
-        for row in self._trees.keys() & texts.keys():
-            index = int(np.flatnonzero(rows == row)[0])
-            places[of_place == index] = self._rows_of(row, int(starts[index]), texts[row])
-        ids = self._rows.tokens[rows[of_place], positions + 1]
+        of_rows = rows[of_place]
+        places = self._window_rows(of_rows, positions)
+        for index, (row, tokens) in enumerate(texts.items() if self._trees else ()):
+            if row in self._trees:
+                places[of_place == index] = self._rows_of(row, int(starts[index]), tokens)
+        ids = self._rows.tokens[of_rows, positions + 1]
         self._num_read[rows] = ends
         batch = self._blocks.batch_of(self._rows, rows, starts, ends - starts, ids, ahead)
-        return replace(batch, hidden_rows=places)
+        batch.hidden_rows = places
+        return batch
 
     # ---- chains
 
@@ -226,11 +230,9 @@ class ChainedHead(HeadProposer):
         return self._program.chain.read_drafts(row, count, self._target_sampler)
 
     def take_steps(self) -> list[tuple[int, float]]:
-        if (chain := self._program.chain) is not None:
-            queued = chain.take_steps()
-            self._steps += queued
-            self._queued_seconds = sum(seconds for _, seconds in queued)
-        return super().take_steps()
+        queued = [] if self._program.chain is None else self._program.chain.take_steps()
+        self._queued_seconds = sum(seconds for _, seconds in queued)
+        return super().take_steps() + queued
 
     def take_queued_seconds(self) -> float:
         return self._queued_seconds
@@ -281,21 +283,21 @@ class ChainedHead(HeadProposer):
         rows, chain = list(texts), self._program.chain
         assert chain is not None
         batch = self._unread(texts, self._max_computed)
+        self._timer.start()
         logits = self._program.run(batch)[: len(rows)]
-        places = self._draft_places(rows, 0)
-        self._hidden.put(places, self._program, batch.logit_rows)
         of_rows = [self._drafted[row].params for row in rows]
         roots = TreeRoots(
             positions=np.array([len(texts[row]) - 1 for row in rows], np.int32),
             block_tables=batch.block_tables,
-            hidden_rows=places,
+            lines=batch.logit_rows,
             temperatures=np.array([0.0 if one.is_greedy else one.temperature for one in of_rows], np.float32),
             keys=np.array([self._race_keys(one, len(texts[row])) for one, row in zip(of_rows, rows, strict=True)]),
         )
         most = max(counts[row] for row in rows)
         shape = TreeShape(self._num_tokens, self._top_k, self._num_children, self._num_candidates(rows), most)
-        wait = self._timed(chain.grow(logits, roots, shape), self._top_k * len(rows), self._num_tokens)
-        return {row: _first_nodes(tree, counts[row]) for row, tree in zip(rows, wait(), strict=True)}
+        arrive = chain.grow(logits, self._program.kept, roots, shape)
+        self._timer.stop(self._top_k * len(rows), self._num_tokens)
+        return {row: _first_nodes(tree, counts[row]) for row, tree in zip(rows, arrive(), strict=True)}
 
     def _race_keys(self, params: RowParams, position: int) -> list[tuple[int, int]]:
         """Of the races that sample the tokens from there on, one a level."""

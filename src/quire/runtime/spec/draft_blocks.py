@@ -73,6 +73,9 @@ class DraftBlocks:
 
 def spread(starts: Int32, counts: Int32) -> tuple[Int32, Int32]:
     """The numbers of counts[i] tokens from starts[i] on, side by side. -> i of each token, and its number"""
+    if len(counts) == 1:  # a sequence alone waits for the host the most
+        numbers = np.arange(counts[0], dtype=np.int32)
+        return np.zeros_like(numbers), numbers + starts[0]
     ends = np.cumsum(counts, dtype=np.int32)
     of_token = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     return of_token, np.arange(len(of_token), dtype=np.int32) + (starts + counts - ends)[of_token]

@@ -1,7 +1,6 @@
 """Methods that draft with weights of their own: a smaller model, or a head."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import exp, inf
 from typing import Generic, TypeVar
@@ -13,7 +12,6 @@ from quire.runtime.sampling import row_params
 from quire.runtime.spec.proposer import Proposer, ProposerContext
 
 DraftedRow = TypeVar("DraftedRow")
-Result = TypeVar("Result")
 Candidates = list[tuple[int, float]]  # tokens and their probabilities
 
 
@@ -24,8 +22,7 @@ class DraftingProposer(Proposer, Generic[DraftedRow]):
         self._max_length = context.size.max_model_len  # longer texts get no drafts
         self._sampler = context.ops.new_sampler(context.max_rows, vocab)
         self._drafted: dict[int, DraftedRow] = {}
-        self._steps: list[tuple[int, float]] = []  # (tokens, seconds)
-        self._drawn = 0.0  # time.perf_counter() of the last draft that was waited for
+        self._timer = context.ops.new_timer()
 
     def admit(self, admission: Admission) -> None:
         params = row_params(admission.params, admission.sample, admission.stop_ids)
@@ -40,8 +37,7 @@ class DraftingProposer(Proposer, Generic[DraftedRow]):
         self._drafted.pop(row, None)
 
     def take_steps(self) -> list[tuple[int, float]]:
-        steps, self._steps = self._steps, []
-        return steps
+        return self._timer.take()
 
     def _texts(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, Int32]:
         """The rows that get drafts: those that have room behind their text."""
@@ -58,30 +54,15 @@ class DraftingProposer(Proposer, Generic[DraftedRow]):
     def _draw(self, program: Program, batch: StepBatch, rows: Sequence[int]) -> dict[int, int]:
         """One step: the next draft of each row that has one. Steps that only read are not timed: on a GPU they are
         queued, and not awaited."""
-        return self._begin(program, batch, rows)()
-
-    def _begin(self, program: Program, batch: StepBatch, rows: Sequence[int]) -> Callable[[], dict[int, int]]:
-        """The same without waiting, where the sampler does not wait."""
-        wait = self._timed(self._sampler.begin(program.run(batch)[: len(rows)], rows), len(batch.ids))
-        return lambda: {one.row: one.tokens[0] for one in wait() if one.tokens}
-
-    def _timed(self, wait: Callable[[], Result], num_tokens: int, num_steps: int = 1) -> Callable[[], Result]:
-        """Note what the steps take that have just been queued, each of so many tokens."""
-        begin = time.perf_counter()
-
-        def done() -> Result:
-            result = wait()
-            seconds = time.perf_counter() - max(begin, self._drawn)
-            self._steps += [(num_tokens, seconds / num_steps)] * num_steps
-            self._drawn = time.perf_counter()
-            return result
-
-        return done
+        self._timer.start()
+        drawn = self._sampler.begin(program.run(batch)[: len(rows)], rows)()
+        self._timer.stop(len(batch.ids))
+        return {one.row: one.tokens[0] for one in drawn if one.tokens}
 
     def _most_likely(self, program: Program, batch: StepBatch, count: int) -> list[Candidates]:
         """One step: for each line of logits, the most likely tokens."""
-        begin = time.perf_counter()
         num_lines = len(batch.logit_rows)
+        self._timer.start()
         lines = self._sampler.logprobs(program.run(batch)[:num_lines], [0] * num_lines, count)
-        self._steps.append((len(batch.ids), time.perf_counter() - begin))
+        self._timer.stop(len(batch.ids))
         return [[(id, exp(logprob)) for id, logprob, _ in line[1:] if logprob > -inf] for line in lines]

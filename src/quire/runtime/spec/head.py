@@ -92,7 +92,8 @@ class HeadProposer(DraftingProposer[HeadRow]):
 
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """Keep the hidden states of runs that sample: at the end of each, as many as a row has room for."""
-        self._keep(runs, self._head_runs(runs, batch))
+        if self._drafted:
+            self._keep(runs, self._head_runs(runs, batch))
 
     def _head_runs(self, runs: Sequence[Run], batch: StepBatch) -> HeadRuns:
         """Without rows that none were wanted for in several steps."""

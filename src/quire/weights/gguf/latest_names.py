@@ -16,8 +16,10 @@ from quire.weights.gguf.shared_names import (
     EXPERT_KEYS,
     EXPERTS,
     GLM_KEYS,
+    GRANITE_KEYS,
     HEAD_NORMS,
     INTERLEAVED_QK,
+    MIXTRAL_EXPERTS,
     SHARED_EXPERTS,
     SIGMOID,
     SOFTMAX,
@@ -117,7 +119,118 @@ def _laguna(config: CheckpointConfig) -> dict[str, Any]:
     return derived
 
 
+def _granite_swa(config: CheckpointConfig) -> dict[str, Any]:
+    """A file has one theta, and a flag for each layer that rotates."""
+    layers, theta = config.int("num_hidden_layers"), config.float("rope_theta", 10_000.0)
+    rotated = config.get("rotated_layers") or [True] * layers
+    return {
+        "layer_types": layer_types(config, layers),
+        "layer_rope_theta": [theta if rotates else 0.0 for rotates in rotated],
+    }
+
+
+GRANITE_SWA = like_llama(
+    "GraniteSWAForCausalLM",
+    "granite_swa",
+    keys={**GRANITE_KEYS, **PATTERN, "rotated_layers": "attention.rope_pattern"},
+    layer_tensors={"attn_sinks": "self_attn.sinks"},
+    interleaved=INTERLEAVED_QK,
+    biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+    derive=_granite_swa,
+)
+
+
+def _minimax_m3(config: CheckpointConfig) -> dict[str, Any]:
+    size = config.int("intermediate_size")
+    return {"shared_intermediate_size": config.int("num_shared_experts", 0) * size}
+
+
+def _smallthinker(config: CheckpointConfig) -> dict[str, Any]:
+    """With a window, the first of every four layers has none, and no rope."""
+    window = config.int("sliding_window", 0)
+    local = [int(not window or layer % 4 > 0) for layer in range(config.int("num_hidden_layers"))]
+    softmax = config.get("gating") == SOFTMAX
+    layouts = {"rope_layout": local, "sliding_window_layout": local if window else [0] * len(local)}
+    return layouts | {"moe_primary_router_apply_softmax": softmax}
+
+
+def _openelm(config: CheckpointConfig) -> dict[str, Any]:
+    """Counts are listed for each layer."""
+    named = {
+        "num_query_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "ffn_sizes": "intermediate_size",
+    }
+    listed = {ours: config.get(key) for ours, key in named.items()}
+    layers = config.int("num_hidden_layers")
+    return {ours: [*counts] if isinstance(counts, array) else [counts] * layers for ours, counts in listed.items()}
+
+
 LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "openelm": like_llama(
+        "OpenELMForCausalLM",
+        "openelm",
+        layer_tensors={**HEAD_NORMS, "attn_qkv": "self_attn.qkv_proj"},
+        derive=_openelm,
+    ),
+    "granite_swa": GRANITE_SWA,
+    "granite_swa with experts": replace(
+        GRANITE_SWA,
+        name="GraniteMoeSWAForCausalLM",
+        keys={
+            **GRANITE_SWA.keys,
+            "num_local_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "shared_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        layer_tensors={
+            **GRANITE_SWA.layer_tensors,
+            "ffn_gate_inp": "block_sparse_moe.router",
+            "ffn_gate_up_exps": "block_sparse_moe.experts.gate_up_proj",
+            "ffn_down_exps": "block_sparse_moe.experts.down_proj",
+            "ffn_up_shexp": "shared_mlp.input_linear",  # with the gate
+            "ffn_down_shexp": "shared_mlp.output_linear",
+        },
+        biases={"attention_bias": "attn_q"},
+    ),
+    "smallthinker": like_llama(
+        "SmallThinkerForCausalLM",
+        "smallthinker",
+        keys={**EXPERT_KEYS, "intermediate_size": "expert_feed_forward_length", "gating": "expert_gating_func"},
+        constants={"hidden_act": "relu"},
+        layer_tensors={
+            "ffn_gate_inp": "block_sparse_moe.primary_router",
+            **{f"ffn_{part}_exps": f"block_sparse_moe.experts.{{}}.{part}" for part in ("gate", "up", "down")},
+        },
+        derive=_smallthinker,
+    ),
+    "minimax-m3": like_llama(
+        "MiniMaxM3VLForCausalLM",
+        "minimax_m3_vl_text",
+        keys={
+            **EXPERT_KEYS,
+            "intermediate_size": "expert_feed_forward_length",
+            "dense_intermediate_size": "feed_forward_length",
+            "num_shared_experts": "expert_shared_count",
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+            "first_k_dense_replace": "leading_dense_block_count",
+            "sparse_attention_config.sparse_block_size": "attention.indexer.block_size",
+            "sparse_attention_config.sparse_topk_blocks": "attention.indexer.top_k",
+        },
+        layer_tensors={
+            **HEAD_NORMS,
+            **MIXTRAL_EXPERTS,
+            "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
+            **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+            **{
+                f"indexer.{part}_{kind}": f"self_attn.index_{part}_{kind}" for part in "qk" for kind in ("proj", "norm")
+            },
+        },
+        expects={"expert_gating_func": SIGMOID},
+        norm_offset=1.0,
+        derive=_minimax_m3,
+    ),
     "mellum": like_llama(
         "MellumForCausalLM",
         "mellum",

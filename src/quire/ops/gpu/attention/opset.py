@@ -27,6 +27,7 @@ class AttentionOps:
 
     device: torch.device
     _overlap: bool
+    _distances: tuple[Int32, Tensor] | None = None  # the rows of a table as they were given, and on the device
 
     def write_kv(
         self,
@@ -138,7 +139,9 @@ class AttentionOps:
         scale: float,
     ) -> Tensor:
         queries, keys, values = (self._heads(x, head_dim) for x in (q, k, v))
-        table = torch.from_numpy(rows).to(self.device)
+        if self._distances is None or self._distances[0] is not rows:
+            self._distances = rows, torch.from_numpy(rows).to(self.device)  # not while a graph is captured
+        table = self._distances[1]
         distances = distance_args(materialize(by_query), materialize(by_key), queries.shape[1], table)
         return self_attention(queries, keys, values, batch.runs, scale, False, 0, distances=distances).flatten(1)
 

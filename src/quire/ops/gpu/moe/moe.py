@@ -3,7 +3,8 @@
 
 A *route* is one (token, expert) pair: route t * k + j. Routes are sorted by expert into tiles of `block` routes, each
 tile of one expert; the last tile of an expert is padded. Only the device knows how many tiles there are, so as many
-programs start as there can be, and those without a tile return. GEMMs are transposed as in `linear_stream`, so a tile
+programs start as there can be, and those without a tile return. A few routes are not sorted: each is a tile of its own,
+since hardly two have the same expert. GEMMs are transposed as in `linear_stream`, so a tile
 of 16 routes costs no more arithmetic than it must, and one token streams only the weights of its experts. A route's
 sums do not depend on its tile: results are the same in any batch.
 
@@ -12,6 +13,7 @@ well, as in linear/scaled.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -28,6 +30,7 @@ from quire.ops.opset import Activation
 
 BLOCK_K = 128  # inputs a step where there are scales, and the side of a block of them
 SORT_BLOCK = 1024  # routes at a time
+MAX_UNSORTED = 16  # routes
 TILES_A_GROUP = 8  # tiles that take the same weights one after the other, while the L2 cache holds them
 
 
@@ -70,7 +73,7 @@ class RoutedTokens(NamedTuple):
     """Routes sorted by expert into tiles."""
 
     routes: Tensor  # [tiles * block] int32; padding is num_routes
-    tile_experts: Tensor  # [tiles] int32; -1 for tiles without routes
+    tile_experts: Tensor  # [tiles] int32; no number of an expert: the tile has no routes, or those of other devices
     num_routes: int
     block: int
 
@@ -104,7 +107,8 @@ def moe_mlp(
     if T == 0:
         return x.new_empty(0, num_outputs)
     quantized = isinstance(gate_up, QuantizedExperts) or isinstance(down, QuantizedExperts)
-    routed = sort_by_expert(expert_ids, E, tile_block(T * k, E, MAX_TILE_ROUTES if quantized else 128))
+    block = tile_block(T * k, E, MAX_TILE_ROUTES if quantized else 128)
+    routed = by_route(expert_ids) if T * k <= MAX_UNSORTED else sort_by_expert(expert_ids, E, block)
     hidden = x.new_empty(T * k, _num_outputs(gate_up) // (2 if gated else 1))
     if gated:
         given = x, gate_up, gate_up_biases, expert_weights, hidden, routed
@@ -135,6 +139,20 @@ def _num_outputs(experts: Experts) -> int:
 def tile_block(num_routes: int, num_experts: int, max_block: int = 128) -> int:
     """The smallest tile that holds an expert's routes when they are spread evenly."""
     return next(block for block in CONFIGS if block * num_experts >= num_routes or block == max_block)
+
+
+def by_route(expert_ids: Tensor) -> RoutedTokens:
+    """A tile for each route, whatever its expert."""
+    num_routes = expert_ids.numel()
+    return RoutedTokens(_alone(num_routes, expert_ids.device), expert_ids.flatten(), num_routes, min(CONFIGS))
+
+
+@cache
+def _alone(num_routes: int, device: torch.device) -> Tensor:
+    """Not made while a graph is captured: forward passes are tried out before."""
+    routes = torch.full((num_routes, min(CONFIGS)), num_routes, dtype=torch.int32, device=device)
+    routes[:, 0] = torch.arange(num_routes)
+    return routes.flatten()
 
 
 def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> RoutedTokens:
@@ -243,6 +261,7 @@ def _launch(
         routed.tile_experts,
         num_tiles,
         routed.num_routes,
+        len(w),
         N,
         K,
         x.stride(0),
@@ -261,7 +280,7 @@ def _launch(
     )
 
 
-@triton.jit(do_not_specialize=["num_tiles", "num_routes"])
+@triton.jit(do_not_specialize=["num_tiles", "num_routes", "num_experts"])
 def _moe_kernel(
     x_ptr,
     x_scale_ptr,
@@ -274,6 +293,7 @@ def _moe_kernel(
     tile_expert_ptr,
     num_tiles,
     num_routes,
+    num_experts,
     N,
     K,
     x_stride,
@@ -295,7 +315,7 @@ def _moe_kernel(
     inside_group = tl.program_id(0) % (TILES_A_GROUP * columns)
     tile = group * TILES_A_GROUP + inside_group % tiles
     expert = tl.load(tile_expert_ptr + tile)
-    if expert >= 0:
+    if (expert >= 0) & (expert < num_experts):
         routes = tl.load(route_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
         present = routes < num_routes
         rows = (routes // routes_a_row).to(tl.int64)

@@ -150,7 +150,7 @@ def _quantized_experts_kernel(
     ASM: tl.constexpr,
 ):
     expert = tl.load(tile_expert_ptr + tl.program_id(0))
-    if expert >= 0:
+    if (expert >= 0) & (expert < all_outputs // expert_outputs):
         routes = tl.load(route_ptr + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))
         present = routes < num_routes
         rows = tl.where(present, routes // routes_a_row, 0)
