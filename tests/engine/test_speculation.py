@@ -259,7 +259,7 @@ def test_what_a_draft_takes_is_the_time_of_its_forward_pass(tiny_model: Path) ->
     program.run = run_slowly
     llm.generate(["ab" * 9], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
     speculation = llm.engine._scheduler.speculation
-    assert speculation is not None and speculation._quotas[0]._draft_cost.seconds(1) >= 0.02
+    assert speculation is not None and speculation._quotas[0]._draft_cost.seconds(1) > 0.015
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused(default_model: Path, tiny_model: Path) -> None:

@@ -339,8 +339,8 @@ class GpuOps(AttentionOps, StateOps):
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
         return tuple(ColumnSlice(whole, first, size) for first, size in zip(firsts, sizes, strict=True))
 
-    def rope_angles(self, positions: Tensor, frequencies: Frequencies) -> Tensor:
-        return rope_angles(positions, frequencies)
+    def rope_angles(self, positions: Tensor, frequencies: Frequencies, group: int = 1) -> Tensor:
+        return rope_angles(positions if group == 1 else positions // group * group, frequencies)
 
     def rope(self, x: GpuValue, angles: Tensor, head_dim: int) -> ColumnSlice:
         return replace(as_columns(x), angles=angles, head_dim=head_dim)
