@@ -132,8 +132,8 @@ class Speculation:
         return [min(fixed, most // len(offers), len(tree.tokens)) for tree, _ in offers]
 
     def _max_drafts(self, num_runs: int) -> int:
-        """Of one step: the other half is for prompts."""
-        return (self._limits.max_num_batched_tokens - num_runs) // 2
+        """Of one step. Where they have no room of their own, the other half is for prompts."""
+        return self._limits.max_draft_tokens or (self._limits.max_num_batched_tokens - num_runs) // 2
 
     def _best(self, seq: Sequence) -> Proposal:
         """The proposal of which the most tokens are expected to be accepted."""
