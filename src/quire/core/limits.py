@@ -12,7 +12,7 @@ from quire.core.sliding_window import SlidingWindow
 class SchedulerLimits:
     max_num_seqs: int  # rows: sequences that run at once
     max_num_batched_tokens: int  # of one step
-    max_draft_tokens: int = 0  # of one step, beside these; 0: they take half of what others leave
+    max_draft_tokens: int = 0  # of a step without prompts, beside these; 0: drafts have no room of their own
     max_model_len: int  # tokens of one sequence, prompt and output
     block_size: int = 16  # tokens per KV block
     max_queued: int = 4096  # requests that were never admitted; more are refused

@@ -187,8 +187,9 @@ class Scheduler:
             self.sends.send(plan)
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
-        num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
-        budget = self._prefill_budget(len(plan.runs), num_drafts, behind)
+        has_prompts = bool(behind or (self.groups.waiting.items and self.rows.num_unreserved))
+        num_drafts = self.speculation.add_drafts(plan, behind, has_prompts) if self.speculation else 0
+        budget = self._prefill_budget(len(plan.runs) + num_drafts, behind)
         num_reserved = 0  # blocks that running prompts still need: they were admitted because these were free
         all_moved = True
         for seq in behind:
@@ -200,7 +201,7 @@ class Scheduler:
             first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
             self.prefill.admit(plan, budget, num_reserved, first_in_flight)
         if self.speculation:
-            self.speculation.set_quotas(plan)
+            self.speculation.set_quotas(plan, has_prompts)
         plan.retired = self.rows.take_retired()
         self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
         if self._ahead and self._micro_batches == 1:
@@ -215,9 +216,7 @@ class Scheduler:
             return None
         plan = StepPlan(self._step, [])
         num_running = len(self.groups.running.items)
-        self.prefill.fetch(
-            plan, self._max_prefill(num_running, 0, is_resuming=self.groups.waiting.items[0].group.resumed)
-        )
+        self.prefill.fetch(plan, self._max_prefill(num_running, is_resuming=self.groups.waiting.items[0].group.resumed))
         if not plan.fetches:
             return None
         self._step += 1
@@ -282,18 +281,17 @@ class Scheduler:
         behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
         return behind
 
-    def _prefill_budget(self, num_runs: int, num_drafts: int, behind: list[Sequence]) -> PrefillBudget:
+    def _prefill_budget(self, num_planned: int, behind: list[Sequence]) -> PrefillBudget:
         """Tokens left for prompts. While sequences decode, prompts may not make their step long."""
-        most = share = self._max_prefill(num_runs, num_drafts, is_resuming=False)
+        most = share = self._max_prefill(num_planned, is_resuming=False)
         if self._micro_batches > 1:
             share = self._micro_batch_share(most, behind)
         if not any(seq.group.resumed for seq in chain(behind, self.groups.waiting.items[:1])):
             return PrefillBudget(share, share)
-        return PrefillBudget(share, share + self._max_prefill(num_runs, num_drafts, is_resuming=True) - most)
+        return PrefillBudget(share, share + self._max_prefill(num_planned, is_resuming=True) - most)
 
-    def _max_prefill(self, num_runs: int, num_drafts: int, *, is_resuming: bool) -> int:
-        num_planned, room = num_runs + num_drafts, self.limits.max_step_tokens
-        most = min(self.limits.max_num_batched_tokens - num_runs, room - num_planned)
+    def _max_prefill(self, num_planned: int, *, is_resuming: bool) -> int:
+        most = max(self.limits.max_num_batched_tokens - num_planned, 0)
         if num_planned:
             least = max(self.limits.block_size, RESUMED_SHARE * num_planned * is_resuming)
             most = min(most, max(self.step_time.max_tokens(is_resuming) - num_planned, least))

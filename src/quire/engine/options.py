@@ -86,8 +86,8 @@ class EngineOptions:
     max_num_seqs: int = option(256, "sequences computed together at most", minimum=1)
     max_num_batched_tokens: int = option(
         512,
-        "tokens computed in one step at most: a longer prompt takes several steps (a GPU has room for as many draft "
-        "tokens beside them)",
+        "tokens computed in one step at most: a longer prompt takes several steps (on a GPU, one without prompts has "
+        "room for as many draft tokens beside them)",
         minimum=1,
     )
     long_prefill_token_threshold: int = option(

@@ -17,7 +17,7 @@ class ExecutorOptions:
     rope: str | None = None  # how positions are scaled instead of as the checkpoint says, as JSON
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
-    max_draft_tokens: int = 0  # of one step, beside these; 0: drafts have no room of their own
+    max_draft_tokens: int = 0  # of a step without prompts, beside these
     block_size: int = 16
     kv_cache_dtype: str = "auto"
     state_checkpoint_dtype: str = "float32"
