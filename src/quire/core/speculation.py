@@ -54,6 +54,7 @@ class Speculation:
             return 0
         best = [self._best(seq) for _, seq in runs]
         offers = [self._offer(seq, proposal) for (_, seq), proposal in zip(runs, best, strict=True)]
+        self.budget.step_cost.look_at(len(plan.runs))
         counts = self._counts(offers, self._max_drafts(len(plan.runs), has_prompts), len(plan.runs))
         reserved = sum(self._kv_blocks.num_reserved_blocks(seq) for seq in behind if seq.running)
         num_spare = self._kv_blocks.pool.num_available - reserved  # blocks
@@ -73,6 +74,7 @@ class Speculation:
     def set_quotas(self, plan: StepPlan, has_prompts: bool) -> None:
         """Say how many draft tokens are to be proposed after each run, by methods that are not free."""
         most = self._max_drafts(len(plan.runs), has_prompts)
+        self.budget.step_cost.look_at(len(plan.runs))
         for quotas in self._quotas:
             asked = [one for run in plan.runs if (one := self._asked(run, plan.step, quotas)) is not None]
             quotas.assign(plan.step, asked, most)
