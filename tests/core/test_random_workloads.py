@@ -40,6 +40,7 @@ class Setting:
     window: int = 0
     num_adapters: int = 1
     num_drafts: int = 0
+    draft_room: int = 0  # tokens of a step, beside the budget
     trees: bool = False
     store: FakeStore | None = None
     offload: bool = False
@@ -68,7 +69,7 @@ class Setting:
         if not self.page_window:
             return 0
         window = SlidingWindow(self.page_window, BLOCK, max_chunk=self.budget, ahead=self.ahead)
-        return window.num_needed(self.max_num_seqs, self.budget) + self.num_blocks % 7
+        return window.num_needed(self.max_num_seqs, self.budget + self.draft_room) + self.num_blocks % 7
 
 
 @dataclass
@@ -92,6 +93,7 @@ SETTINGS = st.builds(
     window=st.just(0) | st.integers(1, 20),
     num_adapters=st.integers(1, 3),
     num_drafts=st.sampled_from([0, 1, 5]),
+    draft_room=st.sampled_from([0, 0, 8]),
     trees=st.booleans(),
     store=st.none() | st.builds(FakeStore, st.integers(0, 3), failures=st.sampled_from([0.0, 0.2])),
     offload=st.booleans(),
@@ -172,6 +174,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
     limits = SchedulerLimits(
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.budget,
+        max_draft_tokens=setting.draft_room,
         block_size=BLOCK,
         max_model_len=64,
         long_prefill_token_threshold=setting.threshold,
@@ -279,7 +282,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             continue
         plan = scheduler.schedule()
         num_encoder_slots = sum(-(-admission.num_encoder_tokens // BLOCK) * BLOCK for admission in plan.admitted)
-        assert plan.num_tokens - num_encoder_slots <= setting.budget, "more tokens than the budget"
+        room = setting.budget + (setting.draft_room if plan.num_drafts else 0)
+        assert plan.num_tokens - num_encoder_slots <= room, "more tokens than the budget"
         assert plan.runs or not scheduler.groups.running.items or plan.retired or outputs, (
             "sequences run and none of them moves"
         )

@@ -84,6 +84,21 @@ def test_where_steps_are_padded_only_the_level_is_learnt() -> None:
     assert [step_cost.seconds(size) for size in (1, 8)] == pytest.approx([2.0, 3.0], rel=1e-3)
 
 
+def test_few_sequences_tell_little_of_what_the_contexts_of_many_take() -> None:
+    step_cost = StepCostModel(0.4, [(1, 4.0), (256, 7.0), (512, 12.0)])
+    for _ in range(30):
+        step_cost.record_step(256, 9.5, 256)
+    for _ in range(30):
+        step_cost.record_step(1, 4.1, 1)
+    assert step_cost.seconds(1) == pytest.approx(4.1)
+    step_cost.look_at(64)  # the nearest are 256
+    assert step_cost.seconds(256) == pytest.approx(9.5)
+    step_cost.record_step(64, 8.0, 64)
+    assert step_cost.seconds(64) == pytest.approx(8.0)
+    step_cost.look_at(300)  # as many as 256
+    assert step_cost.seconds(256) == pytest.approx(9.5) and step_cost.seconds(512) == pytest.approx(14.5)
+
+
 def test_drafts_fill_the_size_that_a_step_is_padded_to() -> None:
     budget = DraftBudget(GPU_TOKEN_COST, measured=[(4, 1.0), (8, 1.1), (16, 3.0)])
     offers = [chain(0.6, 3)] * 4
@@ -278,6 +293,20 @@ def test_drafts_leave_half_of_a_step_to_prompts() -> None:
         plan = quick.step()
         assert plan.num_drafts <= 4 and plan.num_tokens <= 10
         assert any(run.count - len(run.drafts) > 1 for run in plan.runs) or quick.reasons("b")
+
+
+def test_drafts_have_room_of_their_own_while_no_prompt_comes() -> None:
+    _, quick = engines(max_num_batched_tokens=20, max_draft_tokens=20, max_num_seqs=4)
+    for name in ("a", "b", "c", "d"):
+        quick.add(name, LONG, max_tokens=100)
+    plans = [quick.step() for _ in range(10)]
+    assert 20 < max(plan.num_tokens for plan in plans) <= 40
+    quick.add("e", [30 + i for i in range(40)], max_tokens=1)  # no row is free for it
+    assert any(quick.step().num_tokens > 20 for _ in range(3))
+    while not quick.reasons("e"):
+        plan = quick.step()
+        if any(run.count - len(run.drafts) > 1 for run in plan.runs):
+            assert plan.num_tokens <= 20 and plan.num_drafts <= 10
 
 
 # -- trees of drafts --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from quire.core.sliding_window import SlidingWindow
 class SchedulerLimits:
     max_num_seqs: int  # rows: sequences that run at once
     max_num_batched_tokens: int  # of one step
+    max_draft_tokens: int = 0  # of a step without prompts, beside these; 0: drafts have no room of their own
     max_model_len: int  # tokens of one sequence, prompt and output
     block_size: int = 16  # tokens per KV block
     max_queued: int = 4096  # requests that were never admitted; more are refused
@@ -41,6 +42,11 @@ class SchedulerLimits:
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens of one step, drafts included."""
+        return self.max_num_batched_tokens + self.max_draft_tokens
 
     @property
     def max_chunk(self) -> int:

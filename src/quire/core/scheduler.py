@@ -107,7 +107,7 @@ class Scheduler:
             SlidingWindow(page_window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
             if num_pages
             else None,
-            limits.max_num_batched_tokens,
+            limits.max_step_tokens,
             page_bytes,
             write_through,
         )
@@ -187,7 +187,8 @@ class Scheduler:
             self.sends.send(plan)
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
-        num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
+        has_prompts = bool(behind or (self.groups.waiting.items and self.rows.num_unreserved))
+        num_drafts = self.speculation.add_drafts(plan, behind, has_prompts) if self.speculation else 0
         budget = self._prefill_budget(len(plan.runs) + num_drafts, behind)
         num_reserved = 0  # blocks that running prompts still need: they were admitted because these were free
         all_moved = True
@@ -200,7 +201,7 @@ class Scheduler:
             first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
             self.prefill.admit(plan, budget, num_reserved, first_in_flight)
         if self.speculation:
-            self.speculation.set_quotas(plan)
+            self.speculation.set_quotas(plan, has_prompts)
         plan.retired = self.rows.take_retired()
         self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
         if self._ahead and self._micro_batches == 1:
@@ -290,7 +291,7 @@ class Scheduler:
         return PrefillBudget(share, share + self._max_prefill(num_planned, is_resuming=True) - most)
 
     def _max_prefill(self, num_planned: int, *, is_resuming: bool) -> int:
-        most = self.limits.max_num_batched_tokens - num_planned
+        most = max(self.limits.max_num_batched_tokens - num_planned, 0)
         if num_planned:
             least = max(self.limits.block_size, RESUMED_SHARE * num_planned * is_resuming)
             most = min(most, max(self.step_time.max_tokens(is_resuming) - num_planned, least))

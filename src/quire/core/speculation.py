@@ -46,14 +46,16 @@ class Speculation:
 
     # ---- plan
 
-    def add_drafts(self, plan: StepPlan, behind: list[Sequence]) -> int:
-        """Extend runs of one token by drafts; returns how many tokens. `behind` are sequences with reserved blocks."""
+    def add_drafts(self, plan: StepPlan, behind: list[Sequence], has_prompts: bool) -> int:
+        """Extend runs of one token by drafts; returns how many tokens. `behind` are sequences with reserved blocks.
+        `has_prompts`: the step is to have room for some."""
         runs = [(run, seq) for run in plan.runs if (seq := self._rows[run.row]).proposals and not seq.num_placeholders]
         if not runs:
             return 0
         best = [self._best(seq) for _, seq in runs]
         offers = [self._offer(seq, proposal) for (_, seq), proposal in zip(runs, best, strict=True)]
-        counts = self._counts(offers, len(plan.runs))
+        self.budget.step_cost.look_at(len(plan.runs))
+        counts = self._counts(offers, self._max_drafts(len(plan.runs), has_prompts), len(plan.runs))
         reserved = sum(self._kv_blocks.num_reserved_blocks(seq) for seq in behind if seq.running)
         num_spare = self._kv_blocks.pool.num_available - reserved  # blocks
         num_drafts = 0
@@ -69,11 +71,13 @@ class Speculation:
                 num_drafts += count
         return num_drafts
 
-    def set_quotas(self, plan: StepPlan) -> None:
+    def set_quotas(self, plan: StepPlan, has_prompts: bool) -> None:
         """Say how many draft tokens are to be proposed after each run, by methods that are not free."""
+        most = self._max_drafts(len(plan.runs), has_prompts)
+        self.budget.step_cost.look_at(len(plan.runs))
         for quotas in self._quotas:
             asked = [one for run in plan.runs if (one := self._asked(run, plan.step, quotas)) is not None]
-            quotas.assign(plan.step, asked, self._max_drafts(len(plan.runs)))
+            quotas.assign(plan.step, asked, most)
             if self._free:
                 for one in asked:
                     if count := one.run.quotas.get(quotas.method.name, 0):
@@ -125,15 +129,17 @@ class Speculation:
             return 1.0 + (self._accepted(seq, self._best(seq)) if seq.proposals else 0.0)
         return 1.0 + max(self._rate(seq, method).accepted_tokens(count) for method, count in run.quotas.items())
 
-    def _counts(self, offers: list[tuple[DraftTree, list[float]]], num_runs: int) -> list[int]:
-        fixed, most = self.policy.fixed_length(num_runs), self._max_drafts(num_runs)
+    def _counts(self, offers: list[tuple[DraftTree, list[float]]], most: int, num_runs: int) -> list[int]:
+        fixed = self.policy.fixed_length(num_runs)
         if fixed is None:
             return self.budget.choose([probabilities for _, probabilities in offers], num_runs, most)
         return [min(fixed, most // len(offers), len(tree.tokens)) for tree, _ in offers]
 
-    def _max_drafts(self, num_runs: int) -> int:
-        """Of one step: the other half is for prompts."""
-        return (self._limits.max_num_batched_tokens - num_runs) // 2
+    def _max_drafts(self, num_runs: int, has_prompts: bool) -> int:
+        """Of one step. The other half is for prompts, unless drafts have room of their own and no prompt comes."""
+        most = self._limits.max_num_batched_tokens - num_runs
+        room = self._limits.max_draft_tokens
+        return most + room if room and not has_prompts else most // 2
 
     def _best(self, seq: Sequence) -> Proposal:
         """The proposal of which the most tokens are expected to be accepted."""

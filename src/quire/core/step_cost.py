@@ -7,6 +7,7 @@ from itertools import islice, pairwise
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # tokens; the time is linear between two
 LEVEL_WEIGHT = 0.1  # of one step in the moving average of the level; the first steps are a plain average
 MIN_SLOPE_WEIGHT = 0.1  # of one pair of steps in a slope, when many are known
+KEPT_STEPS = 3  # that a level rests on which was learnt some time ago: contexts may be others now
 OTHER_ROWS_WEIGHT = 0.3  # of a pair of steps with different sequences: their contexts differ, too
 FORGETTING = 0.9997  # of a slope, in one step: what seemed too dear is tried again after some thousand steps
 MAX_SURPRISE = 0.5  # of a predicted time, the most that one pair of steps teaches: one of them may have been delayed
@@ -18,7 +19,8 @@ class StepCostModel:
 
     The level follows the latest steps: contexts grow, and something else may need the machine. Slopes are learnt from
     the difference of two steps in a row, which is free of both. Where steps are padded to some sizes, whose times were
-    measured at the start, only the level is learnt."""
+    measured at the start with empty contexts, only the level is learnt, for each power of two of sequences: what their
+    contexts take is in it."""
 
     def __init__(self, token_cost: float, measured: Sequence[tuple[int, float]] = ()) -> None:
         """`token_cost`: of one more token, as a fraction of a step of one token, until steps have been measured.
@@ -28,6 +30,8 @@ class StepCostModel:
         self._rises = [seconds - measured[0][1] for _, seconds in measured]  # beyond a step of the least size
         self._level = measured[0][1] if measured else 0.0  # 0: no step has been measured
         self._num_steps = 0  # that the level rests on: of sizes that were measured, contexts were short
+        self._log_rows = -1  # of the sequences that the level is of
+        self._levels: dict[int, tuple[float, int]] = {}  # of others: the level, and its steps
         self._slopes = [0.0] * len(KNOTS)  # seconds a token, from each knot on
         self._weights = [0.0] * len(KNOTS)  # pairs of steps that a slope rests on; 0: it is that of a neighbour
         self._last: tuple[int, int, float] | None = None  # (tokens, rows, seconds)
@@ -77,8 +81,21 @@ class StepCostModel:
             return self._prior
         return min(self._slopes[bisect_right(KNOTS, first) - 1 : bisect_right(KNOTS, last)])
 
+    def look_at(self, num_rows: int) -> None:
+        """What is asked next is of steps of about so many sequences."""
+        if not self._sizes or (log_rows := num_rows.bit_length()) == self._log_rows:
+            return
+        if self._num_steps:
+            self._levels[self._log_rows] = self._level, self._num_steps
+        self._log_rows, self._num_steps = log_rows, 0
+        if self._levels:
+            nearest = min(self._levels, key=lambda other: abs(other - log_rows))
+            level, num_steps = self._levels[nearest]
+            self._level, self._num_steps = level, min(num_steps, KEPT_STEPS) if nearest == log_rows else 0
+
     def record_step(self, num_tokens: int, seconds: float, num_rows: int = 0) -> None:
         """Learn from a step without prompts."""
+        self.look_at(num_rows)
         if not self._level:
             self._level = seconds / (1.0 + self._prior * (num_tokens - 1))
             self._spread()

@@ -85,7 +85,10 @@ class EngineOptions:
     )
     max_num_seqs: int = option(256, "sequences computed together at most", minimum=1)
     max_num_batched_tokens: int = option(
-        512, "tokens computed in one step at most: a longer prompt takes several steps", minimum=1
+        512,
+        "tokens computed in one step at most: a longer prompt takes several steps (on a GPU, one without prompts has "
+        "room for as many draft tokens beside them)",
+        minimum=1,
     )
     long_prefill_token_threshold: int = option(
         0, "tokens of one prompt in one step at most (0: no limit but the step's)", minimum=0

@@ -47,6 +47,7 @@ def _limits(capacity: Capacity, options: EngineOptions) -> SchedulerLimits:
     return SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        max_draft_tokens=capacity.max_draft_tokens,
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         step_seconds=(options.target_itl_ms or 0) / 1000,
         block_size=options.block_size,

@@ -169,9 +169,12 @@ def executor_options(options: EngineOptions) -> ExecutorOptions:
         "weight_bytes",
         "offload_weight_bytes",
         "verifies_drafts",
+        "max_draft_tokens",
     }
+    on_gpu = uses_gpu(options.device)
     return ExecutorOptions(
-        backend="cuda" if uses_gpu(options.device) else "native",
+        backend="cuda" if on_gpu else "native",
+        max_draft_tokens=options.max_num_batched_tokens if on_gpu and options.speculation else 0,
         swap_space_bytes=int(options.swap_space * 2**30),
         offload_bytes=int(options.kv_offloading_size * 2**30),
         kv_disk_bytes=int(options.kv_disk_size * 2**30),

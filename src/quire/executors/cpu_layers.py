@@ -43,7 +43,7 @@ class CpuLayersExecutor(LocalExecutor):
         self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int
     ) -> LoadedModel:
         parts = divide_at(trace_model(family, checkpoint, config, max_model_len), config.layers, self.cpu_layers)
-        self._ops.begin_both(parts, self.options.max_num_batched_tokens)
+        self._ops.begin_both(parts, self.options.max_step_tokens)
         self._first_model: LoadedModel = family.load(self._ops.first, checkpoint, config, max_model_len)
         self._ops.first_forward = self._first_model.forward
         return super()._load_model(family, checkpoint, config, spec, max_model_len)

@@ -126,7 +126,7 @@ class LocalExecutor:
             self._model,
             size,
             max_rows=options.max_num_seqs,
-            max_tokens=options.max_num_batched_tokens,
+            max_tokens=options.max_step_tokens,
             adapters=self._adapters,
             proposer=self._new_proposer(size),
             idle_cpu=self._has_idle_cpu(),
@@ -145,6 +145,7 @@ class LocalExecutor:
             window=config.window,
             offload=options.host_tier_bytes > 0,
             drafts=self._measured_policy(self._runner),
+            max_draft_tokens=options.max_draft_tokens,
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
             has_states=config.has_states,
             num_slots=size.num_slots,
@@ -216,7 +217,7 @@ class LocalExecutor:
             self._model,
             size,
             self.options.max_num_seqs,
-            self.options.max_num_batched_tokens,
+            self.options.max_step_tokens,
             draft=None if isinstance(drafting, DraftHead) else drafting,
             head=drafting if isinstance(drafting, DraftHead) else None,
         )
@@ -267,7 +268,7 @@ class LocalExecutor:
             return self.options.kv_cache_memory_bytes
         forward = self._adapters.forward if self._adapters else self._model.forward
         has_encoder = self._model.encode is not None
-        return int(self._ops.room(forward, spec, self.options.max_num_batched_tokens, has_encoder))
+        return int(self._ops.room(forward, spec, self.options.max_step_tokens, has_encoder))
 
     def _open_draft(self, checkpoint: Checkpoint, config: ModelConfig) -> "DraftCheckpoint | HeadCheckpoint | None":
         """The model or the head that drafts, where a speculative method has one."""
@@ -286,7 +287,7 @@ class LocalExecutor:
             spec,
             max_model_len=self.options.max_model_len,
             max_num_seqs=self.options.max_num_seqs,
-            max_num_batched_tokens=self.options.max_num_batched_tokens,
+            max_num_batched_tokens=self.options.max_step_tokens,
             cache_bytes=self.options.kv_cache_memory_bytes,
             max_bytes=max_bytes,
             draft_block_bytes=self._draft_block_bytes,

@@ -17,6 +17,7 @@ class ExecutorOptions:
     rope: str | None = None  # how positions are scaled instead of as the checkpoint says, as JSON
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_draft_tokens: int = 0  # of a step without prompts, beside these
     block_size: int = 16
     kv_cache_dtype: str = "auto"
     state_checkpoint_dtype: str = "float32"
@@ -51,6 +52,11 @@ class ExecutorOptions:
     @property
     def has_drafts(self) -> bool:
         return self.verifies_drafts or self.speculation is not None
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens of one step, drafts included."""
+        return self.max_num_batched_tokens + self.max_draft_tokens
 
     @property
     def host_tier_bytes(self) -> int:

@@ -31,6 +31,7 @@ class Capacity:
     micro_batches: int = 1  # plans in flight of a pipeline: each is of other sequences
     seq2seq: Seq2Seq | None = None  # of an encoder-decoder
     drafts: DraftPolicy | None = None  # how draft tokens are chosen; None: its outputs have none
+    max_draft_tokens: int = 0  # of a step without prompts, beside max_num_batched_tokens
     has_states: bool = False  # whether layers of the model have states, in the blocks or in slots
     num_slots: int = 0  # state slots
     num_host_slots: int = 0  # to swap states to

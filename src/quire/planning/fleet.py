@@ -85,6 +85,7 @@ class SimulatedEngine:
         limits = SchedulerLimits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            max_draft_tokens=self._max_draft_tokens,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             max_model_len=self.max_model_len,
             block_size=self.block_size,
@@ -105,8 +106,14 @@ class SimulatedEngine:
         steps = None
         if times is not None:
             is_head = METHODS[self.draft_method].has_head
-            steps = DraftingSteps(times, self.block_size, self.max_num_batched_tokens, is_head)
+            most = self.max_num_batched_tokens + self._max_draft_tokens
+            steps = DraftingSteps(times, self.block_size, most, is_head)
         return SimulatedDrafts(self.num_speculative_tokens, self.acceptance, Random(index), self.draft_method, steps)
+
+    @property
+    def _max_draft_tokens(self) -> int:
+        """Beside max_num_batched_tokens, as on a GPU."""
+        return self.max_num_batched_tokens if self.ahead and self.num_speculative_tokens else 0
 
     def _draft_policy(self) -> DraftPolicy | None:
         """The policy of drafts as an engine has it: what it believes of a method until it has measured it."""
@@ -148,9 +155,10 @@ def plan_engine(
     free."""
     kv = model.kv_spec(flags.kv_cache_dtype, flags.block_size, drafts=num_speculative_tokens > 0)
     ahead = 1 if hardware.is_gpu else 0
+    step_tokens = flags.max_num_batched_tokens * (2 if ahead and num_speculative_tokens else 1)
     size = size_cache(
         model.config, kv, max_model_len=flags.max_model_len, max_num_seqs=flags.max_num_seqs,
-        max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=flags.kv_cache_memory_bytes,
+        max_num_batched_tokens=step_tokens, cache_bytes=flags.kv_cache_memory_bytes,
         max_bytes=_cache_room(model, hardware, flags, tp, draft.weight_bytes if draft else 0),
         swap_bytes=int(flags.swap_space * 2**30), ahead=ahead, window_pages=True,
         draft_block_bytes=draft.block_bytes(kv) if draft else 0,

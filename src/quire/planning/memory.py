@@ -104,7 +104,7 @@ def _plan_cpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits,
 
 def _plan_gpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None) -> MemoryPlan:
     step = model.step(StepShape(1), kv)
-    max_tokens = max(limits.max_num_batched_tokens, load.users)
+    max_tokens = max(limits.max_num_batched_tokens * (2 if limits.num_drafts else 1), load.users)  # drafts beside
     rows = load.users
     eager = gpu_memory.step_bytes(step, max_tokens, min(rows * (1 + limits.num_drafts), max_tokens))
     captured = gpu_memory.step_bytes(step, min(max_tokens, gpu_memory.PREFILL_GRAPH_SIZES[-1]), min(rows, max_tokens))

@@ -20,7 +20,7 @@ def shared_slots(group: RankGroup, options: ExecutorOptions, columns: int, num_s
     in."""
     kind: type = np.int16 if options.on_gpu and options.gpu_dtype != "float32" else np.float32
     num_slots = num_micro_batches(num_stages)
-    shape = num_slots * options.max_num_batched_tokens, columns
+    shape = num_slots * options.max_step_tokens, columns
     nbytes = np.dtype(kind).itemsize * shape[0] * shape[1]
     return HiddenSlots(group.allocate(nbytes)[:nbytes].view(kind).reshape(shape), num_slots)
 
@@ -34,7 +34,7 @@ def received_from(slots: HiddenSlots, options: ExecutorOptions, ops: Any) -> Hid
     from quire.ops.gpu.stage_rows import FetchedHiddenStates, HostRows
 
     host = HostRows(slots.rows, ops.dtype, ops.device)
-    return FetchedHiddenStates.of(host, options.max_num_batched_tokens, ops.device)
+    return FetchedHiddenStates.of(host, options.max_step_tokens, ops.device)
 
 
 def sender_from(sender: Sender, slots: HiddenSlots, options: ExecutorOptions, ops: Any) -> Sender:

@@ -37,7 +37,8 @@ from quire.ops.opset import WORD_BITS, Chain, Int32, StepBatch
 
 log = logging.getLogger("quire.gpu")
 
-MAX_DRAFTED_ROWS = 256  # logits of a step whose drafts are verified by a graph, if there are fewer sequences
+MAX_DRAFTED_ROWS = 256  # logits of a step with prompts whose drafts are verified, if there are fewer sequences
+MANY_ROWS_SIZES = (384, 512)  # tokens: with prompts, and with drafts of so many sequences that there are more logits
 MAX_CHAIN_QUERIES = 8  # tokens of a sequence that attention takes as it takes one: more of them fill tiles of prompts
 WARMUP_DECODE_TOKENS = 128  # beside a prompt
 
@@ -102,6 +103,7 @@ class GpuProgram:
         self._pool: tuple[int, int] | None = None  # memory of the graphs, shared: one is replayed at a time
         self._decode_graphs: dict[bool, dict[int, CapturedGraph]] = {}  # by whether tokens have adapters, then by size
         self._prefill_graphs: dict[int, CapturedGraph] = {}
+        self._many_rows_graphs: dict[int, CapturedGraph] = {}
         self._tree_graphs: dict[int, CapturedGraph] = {}
         self._tree_nodes = tree_nodes
         self._chain_graphs: dict[int, CapturedGraph] = {}
@@ -156,7 +158,8 @@ class GpuProgram:
         is_chains = (
             batch.ancestors is None and n == rows and int(np.diff(batch.seq_starts).max()) <= self._chain_queries
         )
-        for of_kind in (self._chain_graphs, graphs) if is_chains else (graphs,):
+        kinds = [graphs] if batch.ancestors is not None else [graphs, self._many_rows_graphs]
+        for of_kind in [self._chain_graphs, *kinds] if is_chains else kinds:
             for size, graph in of_kind.items():
                 if size >= n and graph.inputs.num_seqs >= num_seqs and graph.inputs.num_rows >= rows:
                     return graph
@@ -167,7 +170,7 @@ class GpuProgram:
         for size in [n for n in PREFILL_GRAPH_SIZES if n <= self._max_tokens]:
             inputs = self._prefill_inputs(size, max_rows)
             yield partial(self._forward, self._batch_from(inputs, with_adapters=False))
-        for inputs in self._chain_inputs(max_rows):
+        for inputs in self._many_rows_inputs(max_rows) + self._chain_inputs(max_rows):
             yield partial(self._forward, self._batch_from(inputs, with_adapters=False))
         for size in decode_graph_sizes(min(max_rows, self._max_tokens)):
             inputs = self._decode_inputs(size)
@@ -175,10 +178,16 @@ class GpuProgram:
         for step in self._prefill_steps(max_rows):
             yield partial(self._forward, self._on_device(step))
 
-    def _prefill_inputs(self, size: int, max_rows: int) -> GraphInputs:
-        num_rows = min(size, max(max_rows, MAX_DRAFTED_ROWS))
+    def _prefill_inputs(self, size: int, max_rows: int, num_rows: int = 0) -> GraphInputs:
+        num_rows = num_rows or min(size, max(max_rows, MAX_DRAFTED_ROWS))
         num_seqs, taps = min(size, max_rows), self._state_taps
         return GraphInputs(size, num_seqs, self._width, self._device, False, num_rows=num_rows, state_taps=taps)
+
+    def _many_rows_inputs(self, max_rows: int) -> list[GraphInputs]:
+        if self._chain_queries == 1:
+            return []
+        sizes = [n for n in MANY_ROWS_SIZES if max(max_rows, MAX_DRAFTED_ROWS) < n <= self._max_tokens]
+        return [self._prefill_inputs(size, max_rows, num_rows=size) for size in sizes]
 
     def _chain_inputs(self, max_rows: int) -> list[GraphInputs]:
         if self._chain_queries == 1:
@@ -209,6 +218,8 @@ class GpuProgram:
         self._prefill_graphs = self._drop_slower(
             self._capture(self._prefill_inputs(size, max_rows), with_adapters=False) for size in reversed(sizes)
         )
+        inputs = self._many_rows_inputs(max_rows)[::-1]
+        self._many_rows_graphs = self._drop_slower(self._capture(one, with_adapters=False) for one in inputs)
         inputs = self._chain_inputs(max_rows)[::-1]
         self._chain_graphs = self._drop_slower(self._capture(one, with_adapters=False) for one in inputs)
         sizes = tree_graph_sizes(self._tree_nodes, self._max_tokens) if self._tree_queries > 1 else []
