@@ -20,7 +20,7 @@ def as_text(demand: Demand, result: SearchResult) -> str:
         )
         lines += [_row(demand, one) for one in result.feasible]
         if others := [one for one in result.feasible if not _is_ours(one)]:
-            names = ", ".join(f"{one.tp} x {one.hardware.name}" for one in others)
+            names = ", ".join(dict.fromkeys(f"{one.tp} x {one.hardware.name}" for one in others))
             lines.append(f"  Quire has only been run on one CPU or NVIDIA GPU; for {names} choose vLLM or SGLang")
         if any(one.per_hour and one.price == one.hardware.price for one in result.feasible):
             lines.append(f"  ({PRICE_SOURCE})")
