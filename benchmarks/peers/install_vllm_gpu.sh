@@ -13,7 +13,7 @@ torch=$(version_of torch) triton=$(version_of triton)
 version=${2:-$("$base" "$here/vllm_for_torch.py" "$torch")}
 echo "installing vLLM $version on torch $torch into $venv (minutes)" >&2
 [ -x "$venv/bin/python" ] || "$base" -m venv "$venv"
-"$base" -c 'import site; print(*(f"import site; site.addsitedir({each!r})" for each in site.getsitepackages()), sep="\n")' \
+"$base" -c 'import site; [print(f"import site; site.addsitedir({each!r})") for each in site.getsitepackages()]' \
     >"$(echo "$venv"/lib/python*/site-packages)/base.pth"
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 

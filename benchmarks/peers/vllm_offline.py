@@ -4,7 +4,7 @@
         python -m benchmarks.peers.vllm_offline FOLDER '{"quantization": "fp8", "max_num_seqs": 512}'
 
 `LLM` with its defaults: the engine in a process of its own, compiled. With that variable, functions reach this process,
-and packed integers are filled with random bits: `load_format="dummy"` leaves them as the memory was, mostly zeros."""
+and packed weights are random (vllm_packed.py)."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from benchmarks.peers.tiers_worker import answer
+from benchmarks.peers.vllm_packed import fill_packed
 from benchmarks.peers.worker import claim_stdout
 
 
@@ -34,14 +35,6 @@ class Vllm:
         gained = sum(len(each.outputs[0].token_ids) for each in outputs)
         assert gained == len(prompts) * num_output, f"{gained} tokens of {len(prompts)} x {num_output}"
         return []
-
-
-def fill_packed(model: Any) -> int:
-    """Random bits for all packed weights -> how many there are."""
-    packed = [weight for name, weight in model.named_parameters() if name.endswith("qweight")]
-    for weight in packed:
-        weight.data.random_(-(2**31), 2**31 - 1)
-    return len(packed)
 
 
 if __name__ == "__main__":
