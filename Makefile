@@ -6,13 +6,14 @@
 # make bench-quantize   its quantizer beside theirs                  make bench-gateway   its gateway beside theirs
 # make bench-many       ranks on several GPUs                        make bench-readers   its formats in their own libraries
 # make bench-tiers      host memory beside a GPU, and vLLM's
+# make bench-gpu-peers  a GPU's steps beside vLLM's
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with; imports quire from src/
 # .venv-clients  on top of .venv-dev, clients whose requirements conflict with those of the tests
 # .venv-build  cmake, ninja, auditwheel
 # .venv-llama  llama.cpp, for make bench
-# .venv-vllm   vLLM, for make bench
+# .venv-vllm   vLLM, for make bench; .venv-vllm-gpu: for GPUs, for make bench-gpu-peers
 # .venv-deploy  kubernetes-validate and hadolint, for make check-deploy
 # .venv-litellm, .venv-routers  LiteLLM; vllm-router and smg, for make bench-gateway
 # .venv-llmcompressor, .venv-gptqmodel, .venv-auto-round  on top of .venv-dev, for make bench-quantize
@@ -58,7 +59,7 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
 .PHONY: serve fleet model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
-	check-deploy bench bench-parts bench-quantize bench-readers bench-gateway bench-many bench-tiers clean
+	check-deploy bench bench-parts bench-quantize bench-readers bench-gateway bench-many bench-tiers bench-gpu-peers clean
 
 serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
@@ -138,6 +139,10 @@ bench-many: build $(VENV_DEV)
 # VLLM_PYTHON: an interpreter with vLLM for GPUs and, unless ARGS="--engines quire vllm", LMCache.
 bench-tiers: build $(VENV_DEV)
 	.venv-dev/bin/python -m benchmarks.tiers_peers --vllm-python $(VLLM_PYTHON) $(ARGS)
+
+# VLLM_PYTHON: an interpreter with vLLM for GPUs (benchmarks/peers/install_vllm_gpu.sh).
+bench-gpu-peers: build $(VENV_DEV)
+	.venv-dev/bin/python -m benchmarks.gpu.peers --vllm-python $(VLLM_PYTHON) $(ARGS)
 
 bench-gateway: build $(VENV_DEV) $(LITELLM) $(ROUTERS)
 	.venv-dev/bin/python -m benchmarks.gateway --peer litellm=.venv-litellm/bin/litellm \
@@ -225,5 +230,5 @@ $(ROUTERS):
 	@touch $@
 
 clean:
-	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-llmcompressor .venv-gptqmodel \
-		.venv-auto-round .venv-bitsandbytes .venv-litellm .venv-routers .venv-deploy
+	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-vllm-gpu .venv-llmcompressor \
+		.venv-gptqmodel .venv-auto-round .venv-bitsandbytes .venv-litellm .venv-routers .venv-deploy

@@ -1,5 +1,6 @@
 """What a result was measured on."""
 
+import json
 import os
 import platform
 import subprocess
@@ -24,6 +25,30 @@ def describe() -> dict[str, Any]:
         "commit": _commit(),
         "load": os.getloadavg()[0],  # others at work here make the figures worthless
     }
+
+
+def gpu() -> str:
+    """Its name and its driver's version, as nvidia-smi says them."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return "no GPU"
+    return ", driver ".join(done.stdout.splitlines()[0].split(", ")) if done.returncode == 0 else "no GPU"
+
+
+def installed(python: Path, *names: str) -> dict[str, str]:
+    """Versions of those of these distributions that an interpreter has; nothing where there is no interpreter."""
+    code = (
+        "import importlib.metadata as m, json, sys\n"
+        "versions = {d.name: d.version for d in m.distributions()}\n"
+        "print(json.dumps({n: versions[n] for n in sys.argv[1:] if n in versions}))"
+    )
+    try:
+        done = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=False)
+    except OSError:
+        return {}
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
 
 
 def _cpu_model() -> str:

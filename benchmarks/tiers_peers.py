@@ -14,7 +14,6 @@ Prints a table and ends in one line of JSON."""
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import Command
-from benchmarks.machine import describe
+from benchmarks.machine import describe, installed
 from benchmarks.peers.tiers_worker import Limits, Part
 from benchmarks.processes import EngineDied, interruptible, progress, running
 from benchmarks.table import OURS, Section, render
@@ -164,16 +163,6 @@ def loaded(commands: dict[str, Command], logs: Path | None) -> Iterator[list[Tie
                     (logs / f"{name}.log").write_text(process.said(2000))
 
 
-def versions(python: Path) -> dict[str, str]:
-    code = (
-        "import importlib.metadata as m, json\n"
-        "names = {d.name: d.version for d in m.distributions()}\n"
-        "print(json.dumps({n: names[n] for n in ('vllm', 'lmcache', 'torch') if n in names}))"
-    )
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
-
-
 def main() -> None:
     interruptible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -198,7 +187,8 @@ def main() -> None:
                 measured(engines, 100_000, lambda seed: beyond(engines, seed, arguments.rounds)),
             ]
     result: dict[str, Any] = {
-        "benchmark": "tiers_peers", "machine": describe(), "versions": versions(arguments.vllm_python),
+        "benchmark": "tiers_peers", "machine": describe(),
+        "versions": installed(arguments.vllm_python, "vllm", "lmcache", "torch"),
         "limits": asdict(limits), "sections": [asdict(section) for section in sections],
     }  # fmt: skip
     print(json.dumps(result))

