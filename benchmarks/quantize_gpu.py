@@ -72,6 +72,8 @@ def write_model(folder: Path, shape: dict[str, int]) -> None:
     """A Llama of random weights."""
     import torch
 
+    from quire.quantize.gpu.host import to_host
+
     hidden, inner, vocab = (shape[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
     kv = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
     matrices = {
@@ -99,7 +101,7 @@ def write_model(folder: Path, shape: dict[str, int]) -> None:
                 values = torch.ones(size, device=device)
                 if len(size) > 1:
                     values.normal_(0, size[-1] ** -0.5, generator=generator)
-                data = memoryview(values.bfloat16().cpu().view(torch.uint8).numpy()).cast("B")
+                data = memoryview(to_host(values.bfloat16().view(torch.uint8))).cast("B")
                 while data:
                     data = data[file.write(data) :]
 

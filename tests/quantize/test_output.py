@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.quantize import device, output
+from quire.quantize import output
 from quire.quantize.command import CalibrationOptions, quantize
 from quire.quantize.device import CPU, Item
 from quire.quantize.gptq import GPTQOptions
@@ -122,28 +122,3 @@ def test_the_largest_tensors_begin_first(plain_llama: Path, tmp_path: Path, monk
     limit = sum(noting.sizes) / 12
     large = [size >= limit for size in noting.sizes]
     assert large == sorted(large, reverse=True) and 0 < sum(large) < len(large)
-
-
-def test_a_context_is_begun_where_there_is_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, called = threading.Event(), []
-
-    class Driver:
-        def __getattr__(self, name: str) -> Callable[..., int]:
-            def call(*_: object) -> int:
-                called.append(name)
-                if name == "cuDevicePrimaryCtxRetain":
-                    ended.set()
-                return 0
-
-            return call
-
-    def missing(name: str) -> None:
-        ended.set()
-        raise OSError(name)
-
-    for library in (missing, lambda name: Driver()):
-        ended.clear()
-        monkeypatch.setattr(device.ctypes, "CDLL", library)
-        device.start_context()
-        assert ended.wait(10)
-    assert called == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]

@@ -1,13 +1,11 @@
 """Where a run computes: with numpy and native kernels on the CPU, or with torch on a GPU (quantize/gpu)."""
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -236,21 +234,6 @@ def check_activations(checkpoint: Checkpoint, num_tokens: int, bytes_a_column: i
         )
 
 
-def start_context() -> None:
-    """Have a thread make the context of the first GPU, which torch finds when it is imported."""
-
-    def start() -> None:
-        try:
-            driver = ctypes.CDLL("libcuda.so.1")
-        except OSError:  # torch says what is wrong
-            return
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-
-    Thread(target=start, name="cuda-context", daemon=True).start()
-
-
 def find_device(asked: str) -> Device:
     """`asked`: "auto" takes a GPU where there is one and torch."""
     driver, torch = Path("/dev/nvidiactl").exists(), find_spec("torch") is not None and find_spec("triton") is not None
@@ -259,7 +242,6 @@ def find_device(asked: str) -> Device:
         raise QuantizeError(f"--device is cuda, and {missing}", "use --device cpu, or `pip install quire[gpu]`")
     if asked == "cpu" or not (driver and torch):
         return CPU()
-    start_context()
     # Read when torch is imported: the sizes of arrays vary, and what is free must not lie in pieces.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     device: Device = import_module("quire.quantize.gpu.device").TorchDevice("cuda")
