@@ -1,13 +1,15 @@
 """`quire quantize --device cuda` on a model of 8 billion random weights: seconds, memory of the GPU, bytes.
 
-    python -m benchmarks.quantize_gpu [--shape 8b] [--tokens 262144] [--json result.json]
+    python -m benchmarks.quantize_gpu [--shape 8b] [--methods FP8_DYNAMIC "W4A16, GPTQ"] [--json result.json]
 
 The checkpoint is made in a temporary folder (`--folder` keeps it): its weights are normal numbers in bf16, so nothing
 is said about quality. Its tokenizer has a token for each byte, and the text is random letters. Each method runs in a
-process of its own, as a user starts it; what a run reads is in the page cache, which making the checkpoint filled."""
+process of its own, as a user starts it. What a run reads is in the page cache, which making the checkpoint filled, and
+on the disk, which would otherwise be busy with it while the first method writes."""
 
 import argparse
 import json
+import os
 import random
 import shutil
 import string
@@ -16,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.machine import describe
 from benchmarks.processes import ROOT, progress
+from quire.quantize.safetensors_files import planned, safetensors_layouts
 
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -68,43 +71,52 @@ class DeviceRun:
 def write_model(folder: Path, shape: dict[str, int]) -> None:
     """A Llama of random weights."""
     import torch
-    from safetensors.torch import save_file
+
+    from quire.quantize.gpu.host import to_host
 
     hidden, inner, vocab = (shape[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
     kv = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
     matrices = {
         "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
         "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+        "mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
     }  # fmt: skip
+    tables = {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden), "model.norm": (hidden,)}
+    layers = shape["num_hidden_layers"]
+    files = {
+        f"layer-{layer:03}.safetensors": {f"model.layers.{layer}.{name}": size for name, size in matrices.items()}
+        for layer in range(layers)
+    }
+    files["tables.safetensors"] = tables
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    index: dict[str, str] = {}
 
-    def save(name: str, tensors: dict[str, Any]) -> None:
-        save_file({key: value.cpu() for key, value in tensors.items()}, folder / name)
-        index.update(dict.fromkeys(tensors, name))
-
-    def normal(*size: int) -> Any:
-        return (torch.randn(*size, device=device) * size[-1] ** -0.5).bfloat16()
-
-    def ones() -> Any:
-        return torch.ones(hidden, dtype=torch.bfloat16)
+    def save(seed: int, name: str) -> None:
+        progress(f"random weights: {name}")
+        generator = torch.Generator(device).manual_seed(seed)
+        named = {f"{key}.weight": size for key, size in files[name].items()}
+        layout = safetensors_layouts([planned(key, "BF16", *size) for key, size in named.items()], 1 << 40)[0][0]
+        with (folder / name).open("wb", buffering=0) as file:
+            file.write(layout.header)
+            for size in named.values():
+                values = torch.ones(size, device=device)
+                if len(size) > 1:
+                    values.normal_(0, size[-1] ** -0.5, generator=generator)
+                data = memoryview(to_host(values.bfloat16().view(torch.uint8))).cast("B")
+                while data:
+                    data = data[file.write(data) :]
 
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
-    for layer in range(shape["num_hidden_layers"]):
-        progress(f"random weights: layer {layer + 1} of {shape['num_hidden_layers']}")
-        tensors = {f"model.layers.{layer}.{name}.weight": normal(*size) for name, size in matrices.items()}
-        norms = ("input_layernorm", "post_attention_layernorm")
-        save(f"layer-{layer:03}.safetensors", tensors | {f"model.layers.{layer}.{n}.weight": ones() for n in norms})
-    tables = {"model.embed_tokens.weight": normal(vocab, hidden), "lm_head.weight": normal(vocab, hidden)}
-    save("tables.safetensors", tables | {"model.norm.weight": ones()})
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, range(len(files)), files))
+    index = {f"{key}.weight": name for name, keys in files.items() for key in keys}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", **shape}
     config |= {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 2 * LENGTH}
     config |= {"tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 256, "eos_token_id": 257}
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
+    progress("the checkpoint goes to the disk")
+    os.sync()
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -165,7 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (source / "config.json").exists():
             write_model(source, SHAPES[arguments.shape])
         write_text(text, arguments.tokens)
-        for method in arguments.methods:
+        for method in (method for method in METHODS if method in arguments.methods):
+            progress(f"{method}:")
             out = Path(temporary) / "out"
             row = run(method, source, out, text, arguments.tokens, arguments.length, arguments.device)
             shutil.rmtree(out, ignore_errors=True)

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from quantize.plain_models import FAMILIES, RECURRENT, UNEVEN, VOCAB, write_plain
@@ -18,6 +20,7 @@ from quire.quantize.device import CPU, Device, find_device
 from quire.quantize.eager_ops import StoredWeights
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.gpu import device as gpu_device
+from quire.quantize.gpu import host
 from quire.quantize.gpu import integers as torch_integers
 from quire.quantize.gpu.device import TorchDevice
 from quire.quantize.integers import IntegerGrid, to_nearest
@@ -166,6 +169,28 @@ def test_scaled_models_compute_the_same_on_the_device(tmp_path: Path) -> None:
     scaled, _ = smoothed(checkpoint, "smoothquant", IntegerGrid(4, 128, False), IDS, "ids", device, lambda *_: None)
     before, after = (last_states(each, IDS).rows(0, 82) for each in (checkpoint, scaled))
     assert np.abs(before - after).max() < 1e-4 * np.abs(before).max()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        RNG.integers(0, 256, (3, 1000), np.uint8),
+        RNG.normal(size=(7, 45)).astype(np.float16).T,
+        RNG.normal(size=(20, 33)).astype(np.float32),
+        RNG.integers(-9, 9, (2, 3, 100)).astype(np.int64)[:, ::2],
+        np.zeros((0, 4), np.float32),
+        np.float32(3.5).reshape(()),
+    ],
+)
+def test_arrays_come_back_as_they_went(values: NDArray[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "STAGING_BYTES", 128)
+    before = np.array(values)
+    there = host.to_device(values, NAME)
+    assert there.shape == values.shape and there.device.type == NAME
+    back = host.to_host(there)
+    host.to_device(np.full(200, 9, np.uint8), NAME)  # through the same buffer
+    assert back.dtype == values.dtype and np.array_equal(back, before) and np.array_equal(there.cpu(), before)
+    assert np.array_equal(host.to_host(there.T if there.ndim == 2 else there), before.T if before.ndim == 2 else before)
 
 
 def test_weights_that_are_no_numbers_are_refused_by_name() -> None:

@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import DoesNotFit, QuireError
+from quire.quantize.writeback import Writeback
 
 JOURNAL = "journal.jsonl"
 SPARE_BYTES = 16 << 20  # left free on the disk
+CHUNK_BYTES = 8 << 20  # written at once: the system lets one thread at a time write to a file
+WRITEBACK_BYTES = 1 << 20  # less is left to fsync
 
 
 class OutputError(QuireError):
@@ -65,6 +68,7 @@ class PartialOutput:
         self._open: dict[str, FileIO] = {}
         self._journal: FileIO | None = None
         self._lock = threading.Lock()  # of the journal: tensors may be written by several threads
+        self._writeback = Writeback()
 
     @property
     def nbytes(self) -> int:
@@ -159,15 +163,24 @@ class PartialOutput:
             view = memoryview(data).cast("B")
             file, offset, size = self._places[name]
             assert first == written.get(name, 0) and first + len(view) <= size, f"{name}: bytes {first} of {size}"
+            checksum = checksums.get(name, 0)
             with _errors_named(self.folder / file):
-                _write_at(self._open[file].fileno(), view, offset + first)
-            checksums[name] = zlib.crc32(view, checksums.get(name, 0))
+                for cut in range(0, len(view), CHUNK_BYTES):
+                    chunk = view[cut : cut + CHUNK_BYTES]
+                    checksum = zlib.crc32(chunk, checksum)
+                    self._write_chunk(self._open[file].fileno(), chunk, offset + first + cut)
+            checksums[name] = checksum
             written[name] = first + len(view)
         short = {name for name, size in written.items() if size != self._places[name][2]}
         assert not short, f"{short} are not whole"
         with self._lock:
             self._append(checksums)
             self._checksums |= checksums
+
+    def _write_chunk(self, file: int, chunk: memoryview, offset: int) -> None:
+        _write_at(file, chunk, offset)
+        if len(chunk) >= WRITEBACK_BYTES:
+            self._writeback.begin(file, offset, len(chunk))
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         assert self._journal is not None
@@ -180,6 +193,7 @@ class PartialOutput:
         """The output takes its name."""
         missing = self._places.keys() - self._checksums.keys()
         assert not missing, f"{len(missing)} tensors are not written: {sorted(missing)[:3]}"
+        self._writeback.close()  # the rest is fsync's
         with _errors_named(self.folder):
             for stream in self._open.values():
                 os.fsync(stream.fileno())
@@ -203,6 +217,7 @@ class PartialOutput:
 
     def close(self) -> None:
         """What is done stays in the partial output, for another run."""
+        self._writeback.close()
         for stream in (*self._open.values(), *([self._journal] if self._journal else [])):
             stream.close()
 

@@ -18,6 +18,7 @@ from quire.weights.checkpoint import Checkpoint, find_checkpoint, open_checkpoin
 from quire.weights.formats import stored_format
 
 WORKING_COPIES = 8  # of a tensor as fp32, at most, while it is encoded
+LARGE_SHARE = 1 / 32  # of all weights, in one tensor: an embedding
 CHUNKED_WEIGHTS = 1 << 24  # a GGUF tensor is encoded at most so many weights at a time
 
 
@@ -165,6 +166,7 @@ def _write_tasks(output: PartialOutput, plan: WritePlan, there: set[str], device
     missing = [task for task in plan.tasks if not task.is_in(there)]
     total = plan.num_weights
     done = total - sum(task.num_weights for task in missing)
+    missing.sort(key=lambda task: task.num_weights < LARGE_SHARE * total)  # or all would wait for the last of them
     report("writing", done, total)
 
     def written(task: Task) -> Task:

@@ -1,14 +1,11 @@
 """A GPU as the device of a run; the tests run the same on the CPU."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.core.errors import BadCheckpoint
@@ -21,6 +18,7 @@ from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.gpu import float8
 from quire.quantize.gpu.gptq import TorchRoundingOrder, gptq, made_up, rounding_order
+from quire.quantize.gpu.host import to_device, to_host
 from quire.quantize.gpu.integers import TorchIntegers, to_nearest
 from quire.quantize.gpu.ops import ObservedLogits, ObservedOps
 from quire.quantize.integers import GroupedIntegers, IntegerGrid
@@ -31,7 +29,6 @@ from quire.weights.checkpoint import Checkpoint
 BATCH_TOKENS = 8192  # computed at once
 ACTIVATION_BYTES = 4  # a token has inputs and outputs of the widest layer, in 16 bits, and half as much besides
 WORKERS = 8  # tensors that are read, encoded and written at once
-STAGING_BYTES = 32 << 20
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -40,7 +37,6 @@ class TorchDevice:
 
     def __init__(self, name: str, dtype: torch.dtype | None = None) -> None:
         self.kind = self._name = name
-        self._local = threading.local()
         self._dtype = dtype or (torch.float32 if name == "cpu" else torch.bfloat16)
 
     # -- arrays
@@ -50,7 +46,7 @@ class TorchDevice:
         if dtype is None or tensor.column_order is not None:
             return self.array(read_floats(tensor))
         data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
-        values = self._copied(data).view(dtype).float().view(-1, tensor.num_columns)
+        values = to_device(data, self._name).view(dtype).float().view(-1, tensor.num_columns)
         if not bool(values.sum().isfinite()) and (wrong := int((~values.isfinite()).sum())):
             raise BadCheckpoint(
                 f"tensor {tensor.name!r} has {wrong} weights that are not numbers (NaN or Inf) among {values.numel()}",
@@ -58,27 +54,11 @@ class TorchDevice:
             )
         return values
 
-    def _copied(self, data: NDArray[np.uint8]) -> Tensor:
-        """Bytes of the mapped file, by way of a page-locked buffer of this thread: other memory is copied slower."""
-        if self._name == "cpu":
-            return torch.from_numpy(np.array(data)).flatten()
-        if not hasattr(self._local, "staging"):
-            self._local.staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
-        staging: Tensor = self._local.staging
-        host, copied = staging.numpy(), torch.empty(data.size, dtype=torch.uint8, device=self._name)
-        flat = data.reshape(-1)
-        for first in range(0, data.size, STAGING_BYTES):
-            count = min(STAGING_BYTES, data.size - first)
-            np.copyto(host[:count], flat[first : first + count])
-            copied[first : first + count].copy_(staging[:count])
-        return copied
-
     def array(self, values: Floats) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._name)
+        return to_device(values, self._name)
 
     def numpy(self, array: Tensor) -> Floats:
-        values: Floats = array.float().cpu().numpy()
-        return values
+        return to_host(array.float())
 
     def squares(self, x: Tensor) -> Tensor:
         return x.float().square_().sum(0) if x.dtype != torch.float32 else x.square().sum(0)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.quantize.float8 import BLOCK, LARGEST
+from quire.quantize.gpu.host import to_host
 
 
 def encode(w: Tensor, by: str) -> dict[str, NDArray[Any]]:
@@ -22,7 +23,7 @@ def encode(w: Tensor, by: str) -> dict[str, NDArray[Any]]:
         each = scales = _scales(largest.max().view(1) if by == "tensor" else largest)
     limit = float(LARGEST)
     q = (w / each).clamp_(-limit, limit).to(torch.float8_e4m3fn)
-    return {"weight": q.view(torch.uint8).cpu().numpy(), "weight_scale": scales.cpu().numpy()}
+    return {"weight": to_host(q.view(torch.uint8)), "weight_scale": to_host(scales)}
 
 
 def _scales(largest: Tensor) -> Tensor:

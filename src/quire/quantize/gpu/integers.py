@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.quantize.gpu.host import to_host
 from quire.quantize.integers import SHRINKS, GroupedIntegers, IntegerGrid
 from quire.quantize.search import MAX_FP16, SMALLEST_SCALE, offset_factors
 
@@ -32,7 +33,7 @@ class TorchIntegers(GroupedIntegers):
         cls, bits: int, q: Tensor, scales: Tensor, zeros: Tensor, groups: NDArray[np.int32] | None = None
     ) -> "TorchIntegers":
         shape = np.broadcast_to(np.uint8(0), tuple(q.shape))  # of which only the shape is read
-        return cls(bits, shape, scales.cpu().numpy(), zeros.cpu().numpy(), groups, q, scales, zeros)
+        return cls(bits, shape, to_host(scales), to_host(zeros), groups, q, scales, zeros)
 
     def values(self) -> Tensor:
         assert self.q_on is not None and self.scales_on is not None and self.zeros_on is not None
@@ -54,8 +55,7 @@ class TorchIntegers(GroupedIntegers):
 
     def signed(self) -> NDArray[np.int8]:
         assert self.q_on is not None
-        values: NDArray[np.int8] = (self.q_on - (1 << (self.bits - 1))).view(torch.int8).cpu().numpy()
-        return values
+        return to_host((self.q_on - (1 << (self.bits - 1))).view(torch.int8))
 
 
 def _packed(values: Tensor, bits: int) -> NDArray[np.int32]:
@@ -68,8 +68,7 @@ def _packed(values: Tensor, bits: int) -> NDArray[np.int32]:
     in_bytes = values[:, ::each].clone()
     for place in range(1, each):
         in_bytes |= values[:, place::each] << place * bits
-    words: NDArray[np.int32] = in_bytes.cpu().numpy().view(np.int32)
-    return words
+    return to_host(in_bytes).view(np.int32)
 
 
 def to_fp16(values: Tensor) -> Tensor:

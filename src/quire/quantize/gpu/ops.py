@@ -26,6 +26,7 @@ from quire.ops.reference.routing import choose_experts
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_ops import EagerBatch, EagerOps, MatmulHook
 from quire.quantize.floats import Floats
+from quire.quantize.gpu.host import to_host
 from quire.quantize.input_sources import InputSource, InputSources
 
 Read = Callable[[StoredTensor], Tensor]
@@ -65,8 +66,7 @@ class ObservedLogits:
         if self.bias is not None:
             logits = logits + self.bias
         logits = self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
-        values: Floats = logits.cpu().numpy()
-        return values
+        return to_host(logits)
 
 
 class ObservedOps(TorchOps):
