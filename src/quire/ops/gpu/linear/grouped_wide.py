@@ -23,9 +23,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.linear.wide_config import WideConfig, can_be_wide
+from quire.ops.gpu.linear.wide_sums import flat, sum_of_share, take_shares
 from quire.ops.gpu.overlap import overlap_options
 
 SLAB = 64  # inputs of activations that are copied at once: two planes of words
+MIN_SHARED = 512  # splits times tokens of a tile, from which on its programs share the work of adding up
 
 
 def wide_kernel(
@@ -71,12 +73,22 @@ def wide_kernel(
         WARPS=config.warps,
         BITS=weight.bits,
         OVERLAP=overlap,
+        POLLS=_polls(config, tiles_m * tiles_n * config.splits, x.device),
         UNPACK=unpack_planes(weight.bits, config.scaling),
         num_warps=config.warps,
         **overlap_options(overlap),
         **({"maxnreg": config.registers} if config.registers else {}),
     )
     return out
+
+
+def _polls(config: WideConfig, programs: int, device: torch.device) -> int:
+    """Few sums are added up by one program in less time than programs wait for each other, and programs that have no
+    room at the same time would wait in vain."""
+    if config.splits * config.block_m < MIN_SHARED or device.type != "cuda":
+        return 0
+    room = config.resident * torch.cuda.get_device_properties(device).multi_processor_count
+    return config.polls if programs <= room else 0
 
 
 HALVES = gl.constexpr("prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632;")
@@ -161,6 +173,7 @@ def _wide_kernel(
     PENDING: gl.constexpr,
     WARPS: gl.constexpr,
     OVERLAP: gl.constexpr,
+    POLLS: gl.constexpr,
     UNPACK: gl.constexpr,
 ):
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
@@ -263,18 +276,18 @@ def _wide_kernel(
 
     if SPLITS > 1:
         tile = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
-        outputs, tokens = gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA)), gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
-        inside = outputs[:, None] * BLOCK_M + tokens[None, :]
         base = partials_ptr + tile.to(gl.int64) * (SPLITS * BLOCK_N * BLOCK_M)
-        gl.store(base + gl.program_id(2) * (BLOCK_N * BLOCK_M) + inside, acc)
-        gl.thread_barrier()  # one thread takes the ticket: the sums of all threads come first
-        ticket = gl.atomic_add(tickets_ptr + tile, 1, sem="acq_rel", scope="gpu")
-        if ticket == SPLITS - 1:
-            total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
-            for split in range(SPLITS):
-                total += gl.load(base + split * (BLOCK_N * BLOCK_M) + inside, cache_modifier=".cg")
-            gl.store(tickets_ptr + tile, 0)
-            _store(out_ptr, bias_ptr, total, first_output, first_token, N, M, WARPS)
+        sums = flat(acc)
+        quads = gl.arange(0, BLOCK_N * BLOCK_M // 4, gl.SliceLayout(1, sums.type.layout))
+        inside = quads[:, None] * 4 + gl.arange(0, 4, gl.SliceLayout(0, sums.type.layout))[None, :]
+        gl.store(base + gl.program_id(2) * (BLOCK_N * BLOCK_M) + inside, sums)
+        gl.thread_barrier()  # one thread changes the ticket: the sums of all threads come first
+        mine, others = take_shares(tickets_ptr + tile, SPLITS, POLLS)
+        ROWS: gl.constexpr = BLOCK_N // SPLITS
+        for number in range(SPLITS):
+            if (number == mine) | ((others >> number & 1) == 1):
+                total = sum_of_share(base, number, ROWS, BLOCK_N, BLOCK_M, SPLITS, WARPS)
+                _store(out_ptr, bias_ptr, total, first_output + number * ROWS, first_token, N, M, WARPS)
     else:
         _store(out_ptr, bias_ptr, acc, first_output, first_token, N, M, WARPS)
 
@@ -283,7 +296,8 @@ def _wide_kernel(
 def _store(out_ptr, bias_ptr, acc, first_output, first_token, N, M, WARPS: gl.constexpr):
     """acc [outputs, tokens]. Lanes write neighbouring outputs of a token, which they get through shared memory: as they
     leave the tensor cores, a lane has one of every token."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
+    LANES: gl.constexpr = min(acc.shape[0] // 8, 16)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [LANES, 32 // LANES], [1, WARPS], [0, 1])
     outputs = first_output + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
     tokens = first_token + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
     if bias_ptr is not None:

@@ -28,13 +28,17 @@ class WideConfig(NamedTuple):
     late: bool = False  # the next words are loaded half a chunk ahead, not a whole one: fewer registers
     pending: int = 2  # planes that are multiplied while others are unpacked
     registers: int = 0
+    resident: int = 1  # programs that share a multiprocessor
+    polls: int = 2000  # for about so many microseconds programs of a tile wait for each other
 
 
 # By the fewest rows. All scale weights as `dequantize` does.
-SMALL = {WideConfig(64, 128, 1, 4, 6, "pair"): TileTime(64, 128, 2, 3, 1.24, (0, 5, 7, 12), 1.35)}
+SMALL = {
+    WideConfig(64, 128, 1, 4, 6, "pair", resident=2): TileTime(64, 128, 2, 3, 1.24, (0, 3.4, 4.4, 5), 1.35),
+}
 LARGE = {
-    WideConfig(128, 128, 1, 8, 6, "pair"): TileTime(128, 128, 1, 3.8, 1.77, (0, 8, 13, 20)),
-    WideConfig(256, 128, 1, 8, 6, "pair"): TileTime(256, 128, 1, 7, 2.6, (0, 12, 26, 40)),
+    WideConfig(128, 128, 1, 8, 6, "pair"): TileTime(128, 128, 1, 3.8, 1.77, (0, 3.5, 5.3, 6)),
+    WideConfig(256, 128, 1, 8, 6, "pair"): TileTime(256, 128, 1, 7, 2.4, (0, 5.5, 7, 11)),
 }
 # The tiles of grouped_config.py, up to 64 rows and beyond.
 OTHER_SMALL = TileTime(64, 128, 1, 1, 1.6, (0, 3, 4, 7))
