@@ -4,7 +4,7 @@
 The integers -8 .. 7 are exact in fp8 (e4m3), so values go into the tensor cores as they are, at twice the rate of 16
 bits, and a group's scale is applied to its sums in fp32: no weight is rounded. Four bytes are looked up at a time: of
 four neighbouring words, the lower half of word i has the values of plane 2 i, the upper half those of plane 2 i + 1,
-and so no byte changes its lane (`shuffle_words`)."""
+and so no byte changes its lane (`shuffle_words`). One row goes without tensor cores (w4a8_gemv.py)."""
 
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.split_k import finish, rounded_product, split_launch
 from quire.ops.gpu.linear.tile_times import TileTime, fastest
 from quire.ops.gpu.linear.unpack import take_planes
+from quire.ops.gpu.linear.w4a8_gemv import can_gemv_shuffled, w4a8_gemv
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 MIN_WIDTH = 32  # words of a chunk: a tensor core takes 32 inputs in fp8 at least
@@ -84,6 +85,8 @@ def w4a8_linear(
     """x [M, K] fp8 with a scale a row -> [M, N] in `dtype`. `all_outputs`: as in `linear`."""
     if len(x.q) == 0:
         return x.q.new_empty(0, weight.num_outputs, dtype=dtype)
+    if len(x.q) == 1 and not batch_invariant and can_gemv_shuffled(weight.shuffled):
+        return w4a8_gemv(x, weight.shuffled, bias, dtype, overlap)
     config = w4a8_config(len(x.q), weight, batch_invariant, all_outputs)
     return w4a8_kernel(x, weight, bias, dtype, config, tickets, overlap)
 
