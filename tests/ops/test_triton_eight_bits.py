@@ -21,6 +21,7 @@ from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.quantized_weights import load_quantized
 from quire.ops.gpu.linear.scaled import MAX_INT8_KERNEL_ROWS, ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
 from quire.ops.gpu.linear.w4a8 import LOOK_UP, W4A8Weight, pack_w4a8, w4a8_kernel, w4a8_linear
+from quire.ops.gpu.linear.w4a8_gemv import can_gemv_shuffled, w4a8_gemv
 from quire.ops.gpu.moe.quantized import stack_experts
 from quire.ops.gpu.weights import QUANTIZERS, load_experts, load_segments
 from quire.ops.reference import quantized_linear as plain
@@ -217,3 +218,21 @@ def test_w4a8_is_made_of_floats_and_of_symmetric_files() -> None:
         load_segments([symmetric], torch.bfloat16, device, "w8a8")
     experts = load_experts([[floats], [floats]], torch.bfloat16, device, "w4a8")
     assert not isinstance(experts, Tensor)  # 4 bits in groups, with 16-bit activations
+
+
+@pytest.mark.parametrize(("group", "inputs"), [(128, 384), (128, 256 * 18), (256, 512)])
+def test_one_row_of_w4a8_goes_without_tensor_cores(group: int, inputs: int) -> None:
+    """Outputs that fill no program, values from the least to the greatest of fp8, and a group of zeros."""
+    q, scales = integers(0, 16, N, inputs), randn(N, inputs // group, seed=1).half()
+    values, sizes = randn(1, inputs, seed=2), integers(-9, 9, 1, inputs // 128, seed=3)
+    values = (values.unflatten(1, (-1, 128)) * 2.0 ** sizes[..., None]).flatten(1).clamp(-448, 448)
+    values[:, 128:256] = 0
+    x = QuantizedRows(values.to(torch.float8_e4m3fn), torch.full((1, 1), 0.3, device=DEVICE))
+    weight, bias = pack_w4a8(q.to(torch.uint8), scales), randn(N, seed=4)
+    y = w4a8_gemv(x, weight.shuffled, bias, torch.float32)
+    expected = plain.w4a8_linear(*x, q - 8, scales) + bias
+    size = plain.w4a8_linear(x.q.float().abs().to(x.q.dtype), x.scales, (q - 8).abs(), scales.abs())
+    assert ((y - expected).abs() <= 1e-4 * size + 1e-6).all()
+    assert can_gemv_shuffled(weight.shuffled) and not can_gemv_shuffled(
+        pack_w4a8(q.to(torch.uint8), randn(N, inputs // 64).half()).shuffled
+    )

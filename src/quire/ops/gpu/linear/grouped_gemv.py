@@ -49,8 +49,10 @@ def grouped_gemv(
     config: GroupedGemvConfig,
     dtype: torch.dtype = torch.bfloat16,
     overlap: bool = False,
+    shuffled: bool = False,
 ) -> Tensor:
-    """x one row in int16, in groups of `x_group(weight)` -> [1, N]"""
+    """x one row in int16, in groups of `x_group(weight)` -> [1, N]. With `shuffled` words (w4a8_gemv.py), x is so,
+    too."""
     N, chunks = weight.num_outputs, weight.num_chunks
     assert len(x.q) == 1 and x.q.shape[1] == chunks * PAIRED and can_gemv(weight)
     assert weight.words.numel() < 2**31  # offsets have 32 bits
@@ -68,6 +70,7 @@ def grouped_gemv(
         GROUP=weight.group,
         ZERO=ZERO_POINTS if weight.has_zero_points else weight.zero,
         HAS_OFFSETS=weight.has_offsets,
+        SHUFFLED=shuffled,
         BLOCK_N=config.block_n,
         WARPS=config.warps,
         DEPTH=config.depth,
@@ -107,6 +110,7 @@ def _grouped_gemv_kernel(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    SHUFFLED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -129,7 +133,9 @@ def _grouped_gemv_kernel(
         prefetched = ()
         for d in tl.static_range(DEPTH):
             first = begin + d * CHUNKS
-            acc = _add_step(acc, loaded[d], pairs_ptr, x_scale_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, EVEN, ASM)
+            acc = _add_step(
+                acc, loaded[d], pairs_ptr, x_scale_ptr, first, chunks, GROUP, ZERO, HAS_OFFSETS, SHUFFLED, EVEN, ASM
+            )
             if not ONCE:
                 first += CHUNKS * DEPTH
                 step = _load(words_ptr, scale_ptr, super_scale_ptr, rows, first, N, chunks, GROUP, False)
@@ -196,6 +202,7 @@ def _add_step(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
+    SHUFFLED: tl.constexpr,
     EVEN: tl.constexpr,
     ASM: tl.constexpr,
 ):
@@ -218,7 +225,10 @@ def _add_step(
         # WORDS numbers a lane: the scale and the sum of x of a group, and of the next group
         x_scales = quarters(tl.load(x_scale_ptr + (chunk * GROUPS + 2 * pair) * 2 + lane_word % 4)[None, :])
         for second in tl.static_range(2):
-            total = _group_dot(x, low, high, 2 * pair + second, GROUPS, ASM)
+            if SHUFFLED:
+                total = _shuffled_dot(x, low, high, second, ASM)
+            else:
+                total = _group_dot(x, low, high, 2 * pair + second, GROUPS, ASM)
             part = total.to(tl.float32) * x_scales[2 * second]
             x_sum = x_scales[2 * second + 1] * (HIGH / LANES)
             if SUPER_SCALED:
@@ -263,6 +273,16 @@ def _group_dot(x, low, high, NUMBER: tl.constexpr, GROUPS: tl.constexpr, ASM: tl
     if of_low is not None:
         total = of_low * HIGH if of_high is None else of_low * HIGH + of_high
     return total
+
+
+@triton.jit
+def _shuffled_dot(x, low, high, NUMBER: tl.constexpr, ASM: tl.constexpr):
+    """The same of half a chunk, of words that `shuffle_words` made: two words of a lane have its planes."""
+    of_low, of_high = None, None
+    for w in tl.static_range(WORDS):
+        of_low = dot2(x[2 * NUMBER][w], low[2 * NUMBER + w // 2], of_low, w % 2 == 1, ASM)
+        of_high = dot2(x[2 * NUMBER + 1][w], high[2 * NUMBER + w // 2], of_high, w % 2 == 1, ASM)
+    return of_low * HIGH + of_high
 
 
 @triton.jit

@@ -4,7 +4,8 @@
 The integers -8 .. 7 are exact in fp8 (e4m3), so values go into the tensor cores as they are, at twice the rate of 16
 bits, and a group's scale is applied to its sums in fp32: no weight is rounded. Four bytes are looked up at a time: of
 four neighbouring words, the lower half of word i has the values of plane 2 i, the upper half those of plane 2 i + 1,
-and so no byte changes its lane (`shuffle_words`)."""
+and so no byte changes its lane (`shuffle_words`). On Hopper, many rows go in wider tiles (w4a8_wide.py). One row goes
+without tensor cores (w4a8_gemv.py)."""
 
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,9 @@ from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.split_k import finish, rounded_product, split_launch
 from quire.ops.gpu.linear.tile_times import TileTime, fastest
 from quire.ops.gpu.linear.unpack import take_planes
+from quire.ops.gpu.linear.w4a8_gemv import can_gemv_shuffled, w4a8_gemv
+from quire.ops.gpu.linear.w4a8_instructions import look_up_instructions
+from quire.ops.gpu.linear.w4a8_wide_config import wide_config_of
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 MIN_WIDTH = 32  # words of a chunk: a tensor core takes 32 inputs in fp8 at least
@@ -84,6 +88,12 @@ def w4a8_linear(
     """x [M, K] fp8 with a scale a row -> [M, N] in `dtype`. `all_outputs`: as in `linear`."""
     if len(x.q) == 0:
         return x.q.new_empty(0, weight.num_outputs, dtype=dtype)
+    if len(x.q) == 1 and not batch_invariant and can_gemv_shuffled(weight.shuffled):
+        return w4a8_gemv(x, weight.shuffled, bias, dtype, overlap)
+    if not batch_invariant and (wide := wide_config_of(x, weight.shuffled, dtype, LARGE_TILES)) is not None:
+        from quire.ops.gpu.linear.w4a8_wide import w4a8_wide_kernel  # Gluon is not in every Triton
+
+        return w4a8_wide_kernel(x, weight.shuffled, bias, dtype, wide, tickets, overlap)
     config = w4a8_config(len(x.q), weight, batch_invariant, all_outputs)
     return w4a8_kernel(x, weight, bias, dtype, config, tickets, overlap)
 
@@ -221,22 +231,4 @@ def look_up(words, ASM: tl.constexpr):
     return planes
 
 
-def _look_up() -> str:
-    """Words $8 .. $11 -> planes $0 .. $7, four bytes each. The low three bits of four values pick four bytes among the
-    first eight, and among the last eight; their top bits pick between the two."""
-    values = torch.arange(-8.0, 8.0).to(torch.float8_e4m3fn).view(torch.uint8).tolist()
-    entries = [sum(byte << 8 * i for i, byte in enumerate(values[j : j + 4])) for j in range(0, 16, 4)]
-    lines = [".reg .b32 e0, e1, e2, e3, s, t, p, q;"]
-    lines += [f"mov.b32 e{i}, 0x{entry:08X};" for i, entry in enumerate(entries)]
-    for word in range(4):
-        lines += [f"and.b32 s, ${8 + word}, 0x77777777;", f"and.b32 t, ${8 + word}, 0x88888888;"]
-        lines += ["shr.u32 t, t, 1;", "or.b32 t, t, 0x32103210;"]
-        for half in (0, 1):
-            if half:
-                lines += ["shr.u32 s, s, 16;", "shr.u32 t, t, 16;"]
-            lines += ["prmt.b32 p, e0, e1, s;", "prmt.b32 q, e2, e3, s;"]
-            lines.append(f"prmt.b32 ${2 * word + half}, p, q, t;")
-    return "{\n" + "\n".join(lines) + "\n}"
-
-
-LOOK_UP = _look_up()
+LOOK_UP = look_up_instructions(range(4))

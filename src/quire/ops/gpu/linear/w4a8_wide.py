@@ -1,0 +1,299 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""y = x @ w.T for 4-bit weights in groups of 128 and many rows of fp8, on Hopper's tensor cores (see w4a8.py).
+
+The warps of a program have different tasks. One copies: for each chunk of 256 inputs the activations, words and scales
+of the tile, `stages` chunks ahead. Two times four warps multiply: each has 64 outputs of the tile, looks its weights up
+in registers, and adds up the sums of 128 inputs times their scales. While the tensor cores multiply for one of the two,
+the other one scales and looks up: no barrier is for both. A chunk's place is free when both have told so."""
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows
+from quire.ops.gpu.linear.split_k import new_tickets
+from quire.ops.gpu.linear.w4a8_instructions import look_up_instructions
+from quire.ops.gpu.linear.w4a8_wide_config import BLOCK_N, W4A8WideConfig, can_be_wide
+from quire.ops.gpu.overlap import overlap_options
+
+WARPS = 4  # that multiply together
+MULTIPLY_REGISTERS, COPY_REGISTERS = gl.constexpr(240), gl.constexpr(24)  # of a thread
+OUTPUTS = gl.constexpr(BLOCK_N)
+
+
+def w4a8_wide_kernel(
+    x: QuantizedRows,
+    w: GroupedWeight,  # shuffled
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    config: W4A8WideConfig,
+    tickets: Tensor | None = None,
+    overlap: bool = False,
+) -> Tensor:
+    """x [M, K] fp8 -> [M, N]"""
+    (M, K), N = x.q.shape, w.num_outputs
+    assert x.q.dtype == torch.float8_e4m3fn and x.q.is_contiguous() and w.num_inputs == K and x.scales.shape == (M, 1)
+    assert can_be_wide(w) and dtype.itemsize == 2  # fp32 would take too much shared memory
+    out = torch.empty(M, N, dtype=dtype, device=x.q.device)
+    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, BLOCK_N)
+    partials = None
+    if config.splits > 1:
+        tickets = new_tickets(x.q.device) if tickets is None else tickets
+        assert 2 * tiles_m * tiles_n <= len(tickets), f"2 x {tiles_m * tiles_n} tiles, {len(tickets)} tickets"
+        size = tiles_m * tiles_n * config.splits * config.block_m * BLOCK_N
+        partials = torch.empty(size, dtype=torch.float32, device=x.q.device)
+    x_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    words_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+    scales_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    words = w.words.view(N, -1)
+    _w4a8_wide_kernel[(tiles_m, tiles_n, config.splits)](
+        TensorDescriptor.from_tensor(x.q, [config.block_m, 128], x_layout),
+        TensorDescriptor.from_tensor(words, [BLOCK_N, 32], words_layout),
+        TensorDescriptor.from_tensor(w.scales.view(-1), [BLOCK_N], scales_layout),
+        x.scales,
+        bias,
+        out,
+        partials,
+        tickets if config.splits > 1 else None,
+        M,
+        N,
+        w.num_chunks,
+        BLOCK_M=config.block_m,
+        SPLITS=config.splits,
+        STAGES=config.stages,
+        OVERLAP=overlap,
+        num_warps=WARPS,
+        **overlap_options(overlap),
+    )
+    return out
+
+
+FIRST_HALF = gl.constexpr(look_up_instructions(range(2)))
+SECOND_HALF = gl.constexpr(look_up_instructions(range(2, 4)))
+WORDS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [8, 0], [0, 16]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 32]
+    )
+)  # how the threads of four warps hold words: as an operand of the tensor cores holds quads of fp8
+
+
+@gluon.jit(do_not_specialize=["M", "chunks"])
+def _w4a8_wide_kernel(
+    x_desc,
+    words_desc,
+    scales_desc,
+    x_scale_ptr,
+    bias_ptr,
+    out_ptr,
+    partials_ptr,
+    tickets_ptr,
+    M,
+    N,
+    chunks,
+    BLOCK_M: gl.constexpr,
+    SPLITS: gl.constexpr,
+    STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
+    share = gl.cdiv(chunks, SPLITS)
+    first = gl.program_id(2) * share
+    last = gl.minimum(first + share, chunks)
+
+    x_slots = gl.allocate_shared_memory(gl.float8e4nv, [2 * STAGES, BLOCK_M, 128], x_desc.layout)
+    words_slots = gl.allocate_shared_memory(gl.int32, [STAGES, OUTPUTS, 32], words_desc.layout)
+    scales_slots = gl.allocate_shared_memory(gl.int32, [STAGES, OUTPUTS], scales_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for number in gl.static_range(STAGES):
+        mbarrier.init(full.index(number), count=1)
+        mbarrier.init(empty.index(number), count=2)
+
+    slots = (x_slots, words_slots, scales_slots, full, empty)
+    parts = (partials_ptr, tickets_ptr)
+    to = (x_scale_ptr, bias_ptr, out_ptr, M, N)
+    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP)
+    gl.warp_specialize(
+        [
+            (_multiply, (0, slots, parts, to, first, last, sizes)),
+            (_multiply, (1, slots, parts, to, first, last, sizes)),
+            (_copy, (x_desc, words_desc, scales_desc, slots, first, last, N, sizes)),
+        ],
+        [4, 1],
+        [MULTIPLY_REGISTERS, COPY_REGISTERS],
+    )
+
+
+@gluon.jit
+def _copy(x_desc, words_desc, scales_desc, slots, first, last, N, sizes: gl.constexpr):
+    """What is multiplied, into places that are free: weights before the kernel waits for activations."""
+    x_slots, words_slots, scales_slots, full, empty = slots
+    BLOCK_M: gl.constexpr = sizes[0]
+    STAGES: gl.constexpr = sizes[2]
+    OVERLAP: gl.constexpr = sizes[3]
+    BYTES: gl.constexpr = BLOCK_M * 256 + OUTPUTS * 132
+    first_token = gl.program_id(0) * BLOCK_M
+    first_output = gl.program_id(1) * OUTPUTS
+    count = last - first
+    for number in gl.static_range(STAGES):
+        pred = number < count
+        chunk = first + number
+        mbarrier.expect(full.index(number), BYTES, pred=pred)
+        place = full.index(number)
+        tma.async_copy_global_to_shared(
+            words_desc, [first_output, chunk * 32], place, words_slots.index(number), pred=pred
+        )
+        tma.async_copy_global_to_shared(
+            scales_desc, [chunk * N + first_output], place, scales_slots.index(number), pred=pred
+        )
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    for number in gl.static_range(STAGES):
+        pred = number < count
+        chunk = first + number
+        place = full.index(number)
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(
+                x_desc, [first_token, chunk * 256 + half * 128], place, x_slots.index(2 * number + half), pred=pred
+            )
+    for number in range(STAGES, count):
+        slot = number % STAGES
+        chunk = first + number
+        mbarrier.wait(empty.index(slot), (number // STAGES - 1) & 1)
+        place = full.index(slot)
+        mbarrier.expect(place, BYTES)
+        tma.async_copy_global_to_shared(words_desc, [first_output, chunk * 32], place, words_slots.index(slot))
+        tma.async_copy_global_to_shared(scales_desc, [chunk * N + first_output], place, scales_slots.index(slot))
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(
+                x_desc, [first_token, chunk * 256 + half * 128], place, x_slots.index(2 * slot + half)
+            )
+
+
+@gluon.jit
+def _look_up(words, row: gl.constexpr, HALF: gl.constexpr):
+    """words [n, 32] in shared memory -> weights of 64 rows and 128 inputs, int32 [64, 32]: of four neighbouring
+    columns, each has four fp8 of another plane."""
+    return gl.inline_asm_elementwise(
+        SECOND_HALF if HALF else FIRST_HALF,
+        "=r,=r,=r,=r,r,r,r,r",
+        [words.slice(row, 64, 0).load(WORDS)],
+        gl.int32,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@gluon.jit
+def _start(packed, x, place):
+    """The sums of 128 inputs, in the registers of `place`, not waited for. Weights are split up here, as a loop would
+    carry fp8 in a register each."""
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, place.type.layout, 4)
+    d = gl.float8e4nv
+    a, b, c, e = gl.inline_asm_elementwise(
+        "mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;",
+        "=r,=r,=r,=r,r,r,r,r",
+        [packed],
+        (d, d, d, d),
+        is_pure=True,
+        pack=4,
+    )
+    x = x.permute((1, 0))
+    a = gl.convert_layout(a, OPERAND, assert_trivial=True)
+    part = warpgroup_mma(a, x.slice(0, 32, 0), place, use_acc=False, is_async=True)
+    b = gl.convert_layout(b, OPERAND, assert_trivial=True)
+    part = warpgroup_mma(b, x.slice(32, 32, 0), part, is_async=True)
+    c = gl.convert_layout(c, OPERAND, assert_trivial=True)
+    part = warpgroup_mma(c, x.slice(64, 32, 0), part, is_async=True)
+    e = gl.convert_layout(e, OPERAND, assert_trivial=True)
+    return warpgroup_mma(e, x.slice(96, 32, 0), part, is_async=True)
+
+
+@gluon.jit
+def _fp16_at(words, SHIFT: gl.constexpr):
+    return (words >> SHIFT).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
+
+
+@gluon.jit
+def _multiply(NUMBER: gl.constexpr, slots, parts, to, first, last, sizes: gl.constexpr):
+    """64 outputs of the tile, those from 64 * NUMBER."""
+    x_slots, words_slots, scales_slots, full, empty = slots
+    BLOCK_M: gl.constexpr = sizes[0]
+    STAGES: gl.constexpr = sizes[2]
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
+    ROW: gl.constexpr = NUMBER * 64
+    count = last - first
+    acc = gl.zeros([64, BLOCK_M], gl.float32, MMA)
+    mbarrier.wait(full.index(0), 0, pred=count > 0)
+    weights = _look_up(words_slots.index(0), ROW, 0)
+    later_weights = _look_up(words_slots.index(0), ROW, 1)
+    for number in range(count):
+        slot = number % STAGES
+        sums = _start(weights, x_slots.index(2 * slot), acc)
+        later_sums = _start(later_weights, x_slots.index(2 * slot + 1), acc)
+        scales = scales_slots.index(slot).slice(ROW, 64, 0).load(gl.SliceLayout(1, MMA))
+        sums = warpgroup_mma_wait(4, deps=[sums])  # of the products started: those of `later_sums` go on
+        acc += sums * _fp16_at(scales, 0)[:, None]
+        later_sums = warpgroup_mma_wait(0, deps=[later_sums])
+        mbarrier.arrive(empty.index(slot))
+        acc += later_sums * _fp16_at(scales, 16)[:, None]
+        ahead = gl.minimum(number + 1, count - 1)  # the last one again, after the last
+        mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
+        weights = _look_up(words_slots.index(ahead % STAGES), ROW, 0)
+        later_weights = _look_up(words_slots.index(ahead % STAGES), ROW, 1)
+    _finish(acc, NUMBER, parts, to, sizes)
+
+
+@gluon.jit
+def _finish(acc, NUMBER: gl.constexpr, parts, to, sizes: gl.constexpr):
+    """acc: the sums of 64 outputs, those from 64 * NUMBER of the tile."""
+    partials_ptr, tickets_ptr = parts
+    BLOCK_M: gl.constexpr = sizes[0]
+    SPLITS: gl.constexpr = sizes[1]
+    OVERLAP: gl.constexpr = sizes[3]
+    if OVERLAP:
+        gdc_wait()  # returns at once, but where there was nothing to multiply
+    if SPLITS > 1:
+        MMA: gl.constexpr = acc.type.layout
+        tile = (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)) * 2 + NUMBER
+        outputs, tokens = gl.arange(0, 64, gl.SliceLayout(1, MMA)), gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
+        # Blocks of 8 x 8, so that a warp writes and reads neighbouring numbers.
+        inside = (outputs // 8 * (BLOCK_M * 8) + outputs % 8 * 8)[:, None] + (tokens // 8 * 64 + tokens % 8)[None, :]
+        base = partials_ptr + tile.to(gl.int64) * (SPLITS * 64 * BLOCK_M)
+        gl.store(base + gl.program_id(2) * (64 * BLOCK_M) + inside, acc)
+        gl.thread_barrier()  # one thread takes the ticket: the sums of all threads come first
+        ticket = gl.atomic_add(tickets_ptr + tile, 1, sem="acq_rel", scope="gpu")
+        if ticket == SPLITS - 1:
+            total = gl.load(base + inside, cache_modifier=".cg")
+            for split in gl.static_range(1, SPLITS):
+                total += gl.load(base + split * (64 * BLOCK_M) + inside, cache_modifier=".cg")
+            gl.store(tickets_ptr + tile, 0)
+            _store(total, NUMBER, to, sizes)
+    else:
+        _store(acc, NUMBER, to, sizes)
+
+
+@gluon.jit
+def _store(acc, NUMBER: gl.constexpr, to, sizes: gl.constexpr):
+    """acc [outputs, tokens]. Lanes write neighbouring outputs of a token, which they get through shared memory."""
+    x_scale_ptr, bias_ptr, out_ptr, M, N = to
+    LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+    MMA: gl.constexpr = acc.type.layout
+    first_token = gl.program_id(0) * sizes[0]
+    first_output = gl.program_id(1) * OUTPUTS + NUMBER * 64
+    columns = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, MMA))
+    acc *= gl.load(x_scale_ptr + columns, mask=columns < M, other=0.0)[None, :]
+    if bias_ptr is not None:
+        rows = first_output + gl.arange(0, 64, gl.SliceLayout(1, MMA))
+        acc += gl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(gl.float32)[:, None]
+    outputs = first_output + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    tokens = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, LAYOUT))
+    offsets = tokens.to(gl.int64)[None, :] * N + outputs[:, None]
+    inside = (outputs < N)[:, None] & (tokens < M)[None, :]
+    gl.store(out_ptr + offsets, gl.convert_layout(acc.to(out_ptr.dtype.element_ty), LAYOUT), mask=inside)

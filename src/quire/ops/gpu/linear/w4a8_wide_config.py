@@ -1,0 +1,47 @@
+"""Which weights and rows the kernel of w4a8_wide.py is for, and its tiles."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows
+from quire.ops.gpu.linear.tile_times import TileTime, fastest
+from quire.ops.gpu.linear.wide_config import has_wide_kernel
+
+GROUP, WIDTH = 128, 32
+MIN_ROWS = 65
+BLOCK_N = 128  # outputs a program
+
+
+class W4A8WideConfig(NamedTuple):
+    block_m: int  # tokens a program
+    splits: int  # of K
+    stages: int  # chunks in flight
+
+
+TILES = {W4A8WideConfig(128, 1, 4): TileTime(128, BLOCK_N, 1, 5.2, 0.98, (0, 4.5, 7.5, 12))}
+
+
+def can_be_wide(weight: GroupedWeight) -> bool:
+    """Groups of 128, with scales in fp16, in whole chunks."""
+    plain = weight.group == GROUP and weight.width == WIDTH and weight.scales.dtype == torch.int32
+    return plain and weight.num_inputs % weight.chunk == 0
+
+
+def wide_config_of(
+    x: QuantizedRows, weight: GroupedWeight, dtype: torch.dtype, others: Mapping[Any, TileTime]
+) -> W4A8WideConfig | None:
+    """None where the device, the weight or the rows are not for the kernel, or one of the other tiles is faster. TMA
+    copies rows that begin at multiples of 16 bytes."""
+    if dtype.itemsize != 2 or x.q.data_ptr() % 16 or not has_wide_kernel(x.q.device) or not can_be_wide(weight):
+        return None
+    return wide_config(len(x.q), weight.num_outputs, weight.num_inputs, others)
+
+
+def wide_config(M: int, N: int, K: int, others: Mapping[Any, TileTime]) -> W4A8WideConfig | None:
+    if M < MIN_ROWS:
+        return None
+    us, tile, splits = fastest(TILES, M, N, K)
+    return tile._replace(splits=splits) if us < fastest(others, M, N, K)[0] else None

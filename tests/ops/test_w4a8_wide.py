@@ -1,0 +1,124 @@
+"""W4A8 on Hopper: which tiles are chosen, what the instructions look up, and, on such a GPU, the kernel beside its
+plain definition."""
+
+import os
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ops.gemms import DEVICE, integers, randn
+from ops.ptx import execute
+from quire.ops.gpu.compile_ahead import compile_ahead
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
+from quire.ops.gpu.linear.split_k import new_tickets
+from quire.ops.gpu.linear.w4a8 import LARGE_TILES, W4A8Weight, pack_w4a8, w4a8_linear
+from quire.ops.gpu.linear.w4a8_instructions import look_up_instructions
+from quire.ops.gpu.linear.w4a8_wide_config import TILES, W4A8WideConfig, can_be_wide, wide_config
+from quire.ops.gpu.linear.wide_config import has_wide_kernel
+from quire.ops.reference import quantized_linear as plain
+
+pytestmark = pytest.mark.slow
+FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
+SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+HOPPER = torch.cuda.is_available() and has_wide_kernel(torch.device("cuda", 0))
+TRANSLATED = not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") == "0"  # compile_only.py
+
+
+def weights(N: int, K: int, group: int = 128) -> tuple[W4A8Weight, Tensor, Tensor]:
+    q, scales = integers(0, 16, N, K), (randn(N, K // group, seed=1).abs() / 64).half()
+    return pack_w4a8(q.to(torch.uint8), scales), q - 8, scales
+
+
+def rows(M: int, K: int) -> QuantizedRows:
+    return QuantizedRows(*plain.quantize_tokens(randn(M, K, seed=3), FP8))
+
+
+def assert_plain(y: Tensor, x: QuantizedRows, q: Tensor, scales: Tensor, bias: Tensor | float = 0.0) -> None:
+    """As a share of each output's sum of magnitudes: tensor cores add up 128 inputs with some 14 bits."""
+    expected = plain.w4a8_linear(*x, q, scales) + bias
+    size = plain.w4a8_linear(x.q.float().abs().to(FP8), x.scales, q.abs(), scales.abs())
+    assert y.isfinite().all()
+    assert ((y.float() - expected).abs() <= 2**-10 * size + torch.finfo(y.dtype).eps * expected.abs() + 1e-6).all()
+
+
+# Microseconds on an H200: tiles that any GPU has, and wide ones by the number of splits.
+MEASURED = {
+    ("gate_up", 128): (52.6, {1: 44.2}), ("gate_up", 256): (102.9, {1: 81.6}), ("gate_up", 512): (174.5, {1: 141.0}),
+    ("down", 128): (29.6, {2: 36.7, 4: 26.9}), ("down", 256): (46.8, {1: 59.4, 2: 39.3}),
+    ("down", 512): (79.6, {1: 61.5}), ("qkv", 128): (17.0, {1: 20.7, 2: 17.5}), ("qkv", 256): (25.2, {1: 21.6}),
+    ("qkv", 512): (50.1, {1: 40.9}), ("o", 128): (12.7, {2: 16.2, 4: 15.1}), ("o", 256): (19.0, {1: 20.9, 2: 16.9}),
+    ("o", 512): (25.6, {1: 21.3}),
+}  # fmt: skip
+
+
+def test_the_tiles_chosen_are_about_the_fastest_measured() -> None:
+    for (shape, M), (others, wide) in MEASURED.items():
+        config = wide_config(M, *SHAPES[shape], LARGE_TILES)
+        us = others if config is None else wide[config.splits]
+        assert us <= 1.04 * min(others, *wide.values()), (shape, M, config)
+    assert all(wide_config(64, *shape, LARGE_TILES) is None for shape in SHAPES.values())
+
+
+@pytest.mark.parametrize("words", [range(2), range(2, 4), range(4)])
+def test_the_instructions_look_up_values(words: range) -> None:
+    values = [[(7 * plane + 3 * i + i * plane) % 16 for i in range(4)] for plane in range(8)]
+    quad = [0, 0, 0, 0]
+    for plane, of_plane in enumerate(values):
+        for i, value in enumerate(of_plane):
+            quad[plane // 2] |= value << 4 * (plane % 2 * 4 + i)
+    planes = execute(look_up_instructions(words), tuple(quad), 2 * len(words), BF16)
+    as_fp8 = [plane.view(torch.uint8).view(FP8).float() for plane in planes]
+    assert torch.equal(torch.stack(as_fp8).long(), torch.tensor(values[2 * words[0] : 2 * words[-1] + 2]) - 8)
+
+
+def test_which_weights_can_be_wide() -> None:
+    assert can_be_wide(weights(70, 512)[0].shuffled)
+    assert not can_be_wide(weights(70, 384)[0].shuffled)  # half a chunk at the end
+    assert not can_be_wide(weights(70, 512, group=32)[0].shuffled)
+
+
+@pytest.mark.skipif(not HOPPER and not TRANSLATED, reason="a Hopper GPU's instructions")
+@pytest.mark.parametrize("N,K", [(70, 512), (328, 2304)])
+def test_wide_products_beside_plain_ones(N: int, K: int) -> None:
+    """Rows and outputs that fill no tile, splits that do not share chunks evenly or have none, a bias, and tickets left
+    at zero."""
+    from quire.ops.gpu.linear.w4a8_wide import w4a8_wide_kernel
+
+    (weight, q, scales), tickets, bias = weights(N, K), new_tickets(DEVICE), randn(N, seed=4)
+    configs = [config._replace(splits=splits) for config in TILES for splits in (1, 2, 4)]
+    all_rows = rows(300, K)
+
+    def run(config: W4A8WideConfig, x: QuantizedRows) -> Tensor:
+        return w4a8_wide_kernel(x, weight.shuffled, bias, BF16, config, tickets)
+
+    if HOPPER:  # several at a time
+        compile_ahead(partial(run, config, all_rows) for config in configs)
+    for config in configs:
+        for M in (config.block_m - 3, config.block_m + 5):
+            x = QuantizedRows(all_rows.q[:M], all_rows.scales[:M])
+            assert_plain(run(config, x), x, q, scales, bias)
+            assert not tickets.any()
+
+
+@pytest.mark.skipif(not HOPPER, reason="a Hopper GPU's instructions")
+@pytest.mark.parametrize("M", [128, 200])
+def test_many_rows_take_wide_tiles(M: int) -> None:
+    """Also in a CUDA graph, and with inputs that are the kernel's before."""
+    (weight, q, scales), tickets = weights(16384, 2048), new_tickets(DEVICE)
+    assert wide_config(M, 16384, 2048, LARGE_TILES) is not None
+    x = randn(M, 2048, seed=3).to(BF16)
+
+    def run(x: Tensor) -> Tensor:
+        return w4a8_linear(quantize_rows(x, FP8, 0, True), weight, tickets=tickets, overlap=True)
+
+    eager = run(x)
+    assert_plain(eager, quantize_rows(x, FP8), q, scales)
+    graph, given = torch.cuda.CUDAGraph(), torch.zeros_like(x)
+    with torch.cuda.graph(graph):
+        captured = run(F.relu(given) - F.relu(-given))
+    given.copy_(x)
+    graph.replay()
+    assert torch.equal(captured, eager)
