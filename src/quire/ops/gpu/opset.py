@@ -385,7 +385,7 @@ class GpuOps(AttentionOps, StateOps):
         **parts: Any,
     ) -> Tensor:
         """`parts`: where ranks divide the experts."""
-        ids, weights = route(router_logits, routing, correction)
+        ids, weights = route(router_logits, routing, correction, self._overlap)
         rows = materialize(x)
         if not routing.weigh_inputs:
             added = self._experts(rows, ids, weights, gate_up, down, kind, limit=routing.limit, **parts)
@@ -408,7 +408,8 @@ class GpuOps(AttentionOps, StateOps):
     ) -> Tensor:
         biases = gate_up.biases, down.biases
         gated = gate_up.num_outputs != down.num_inputs
-        return moe_mlp(x, ids, weights, gate_up.packed, down.packed, kind, *biases, gated, limit=limit)
+        given = x, ids, weights, gate_up.packed, down.packed, kind, *biases, gated
+        return moe_mlp(*given, limit=limit, batch_invariant=self.batch_invariant, overlap=self._overlap)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
