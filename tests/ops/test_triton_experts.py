@@ -1,6 +1,7 @@
 """Mixtures of experts in Triton: interpreted where there is no GPU, else compiled."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,27 +13,39 @@ from ops.quantized_cases import CASES, plain, scaled_case
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
-from quire.ops.gpu.moe.moe import moe_mlp, sort_by_expert, stack_scaled
+from quire.ops.gpu.moe import sorting
+from quire.ops.gpu.moe.moe import moe_mlp, stack_scaled
 from quire.ops.gpu.moe.quantized import stack_experts
+from quire.ops.gpu.moe.sorting import sort_by_expert
+from quire.ops.opset import Activation
 
 pytestmark = pytest.mark.slow
 
 
 def plain_moe(
-    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, limit: float = torch.inf
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    limit: float = torch.inf,
+    biases: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Token by token, route by route."""
     out = torch.zeros(x.shape, device=x.device)
+    up_biases, down_biases = biases or (torch.zeros(gate_up.shape[:2]), torch.zeros(down.shape[:2]))
     for t, j in torch.cartesian_prod(torch.arange(len(x)), torch.arange(ids.shape[1])).tolist():
-        if 0 <= int(ids[t, j]) < len(gate_up):
-            gate, up = (gate_up[ids[t, j]].float() @ x[t].float()).chunk(2)
+        if 0 <= (expert := int(ids[t, j])) < len(gate_up):
+            gate, up = (gate_up[expert].float() @ x[t].float() + up_biases[expert].to(x.device)).chunk(2)
             hidden = torch.nn.functional.silu(gate).clamp(-limit, limit) * up.clamp(-limit, limit)
-            out[t] += weights[t, j] * (down[ids[t, j]].float() @ hidden)
+            out[t] += weights[t, j] * (down[expert].float() @ hidden + down_biases[expert].to(x.device))
     return out
 
 
-@pytest.mark.parametrize("T,k,E", [(1, 2, 8), (5, 3, 4), (20, 2, 3)])
-def test_moe(T: int, k: int, E: int) -> None:
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("T,k,E", [(1, 2, 8), (5, 3, 4), (20, 2, 3), (70, 2, 2), (170, 2, 2)])
+def test_moe(T: int, k: int, E: int, batch_invariant: bool) -> None:
+    """Few routes by GEMV, some in small tiles, many in large ones, of which the last have fewer rows."""
     H, intermediate = 72, 40
     x = randn(T, H).to(HALF)
     gate_up, down = randn(E, 2 * intermediate, H, seed=1).to(HALF), randn(E, H, intermediate, seed=2).to(HALF)
@@ -40,13 +53,15 @@ def test_moe(T: int, k: int, E: int) -> None:
     ids, weights = ids.to(DEVICE, torch.int32), randn(T, k, seed=3).softmax(-1)
     if T > 1:
         ids[0, 0], ids[-1, 1] = -1, E  # experts that live elsewhere
+    mlp = partial(moe_mlp, batch_invariant=batch_invariant)
     truth = plain_moe(x, ids, weights, gate_up, down)
-    out = moe_mlp(x, ids, weights, gate_up, down)
+    out = mlp(x, ids, weights, gate_up, down)
     assert (out.float() - truth).norm() <= 4 * torch.finfo(HALF).eps * truth.norm()
-    if T > 1:
-        assert torch.equal(moe_mlp(x[1:2], ids[1:2], weights[1:2], gate_up, down), out[1:2]) or DEVICE == "cpu"
-    clamped = moe_mlp(x, ids, weights, gate_up, down, limit=0.7)
-    truth = plain_moe(x, ids, weights, gate_up, down, limit=0.7)
+    if T > 1 and batch_invariant and DEVICE == "cuda":
+        assert torch.equal(mlp(x[1:2], ids[1:2], weights[1:2], gate_up, down), out[1:2])
+    biases = randn(E, 2 * intermediate, seed=4), randn(E, H, seed=5)
+    clamped = mlp(x, ids, weights, gate_up, down, Activation.SILU, *biases, limit=0.7)
+    truth = plain_moe(x, ids, weights, gate_up, down, 0.7, biases)
     assert (clamped.float() - truth).norm() <= 4 * torch.finfo(HALF).eps * truth.norm()
 
 
@@ -106,14 +121,25 @@ def rows_of(weight: GroupedWeight, order: Tensor) -> dict[str, Any]:
     }
 
 
-def test_routes_are_sorted_into_tiles_of_one_expert() -> None:
-    ids = integers(-1, 7, 50, 2).int()
-    routes, tile_experts, num_routes, block = sort_by_expert(ids, 6, 16)
+@pytest.mark.parametrize("block", [16, 128])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_routes_are_sorted_into_tiles_of_one_expert(
+    in_parts: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts 2 and 5 have no routes; others are elsewhere."""
+    monkeypatch.setattr(sorting, "MIN_PARTS_ROUTES", 0 if in_parts else 10**9)
+    ids = integers(-1, 7, 500, 3).int()
+    ids[(ids == 2) | (ids == 5)] = 0
+    routes, tile_experts, num_routes, block = sort_by_expert(ids, 6, block)
     seen = []
     for tile, expert in enumerate(tile_experts.tolist()):
-        inside = [route for route in routes[tile * block : (tile + 1) * block].tolist() if route < num_routes]
         if expert >= 0:
-            assert {int(ids.flatten()[route]) for route in inside} == {expert}
-            seen += inside
-    assert sorted(seen) == ((ids.flatten() >= 0) & (ids.flatten() < 6)).nonzero().flatten().tolist()
+            inside = routes[tile * block : (tile + 1) * block].tolist()
+            here = [route for route in inside if route < num_routes]
+            assert here and inside == here + [num_routes] * (block - len(here))
+            assert {int(ids.flatten()[route]) for route in here} == {expert}
+            seen += here
+    found = [expert for expert in tile_experts.tolist() if expert >= 0]
+    assert found == sorted(found) and tile_experts[: len(found)].tolist() == found
+    assert seen == [int(route) for e in (0, 1, 3, 4) for route in (ids.flatten() == e).nonzero()]
     assert sort_by_expert(ids[:1, :1], 6, 16).tile_experts.shape == (2,)

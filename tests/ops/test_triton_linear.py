@@ -6,8 +6,10 @@ import torch
 from ops.gemms import DEVICE, HALF, assert_close, randn
 from quire.ops.gpu.linear.gemv import GemvConfig, linear_gemv
 from quire.ops.gpu.linear.linear import LinearKernel, choose_kernel, linear, num_splits
+from quire.ops.gpu.linear.norm_gemv import norm_gemv
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.linear.stream import StreamConfig, linear_stream
+from quire.ops.gpu.norm import add_rms_norm
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +22,21 @@ def test_gemv(M: int, N: int, K: int, dtype: torch.dtype) -> None:
     config = GemvConfig(block_n=4, block_k=128, warps=4, stages=1)
     assert_close(linear_gemv(x, w, None, config), x, w)
     assert_close(linear_gemv(x, w, bias, config), x, w, bias)
+
+
+@pytest.mark.parametrize("M,N,K", [(1, 7, 40), (2, 30, 300), (5, 9, 264)])
+def test_a_norm_and_the_matmul_behind_it(M: int, N: int, K: int) -> None:
+    x, residual, norm = randn(M, K).to(HALF), randn(M, K, seed=1).to(HALF), 1 + randn(K, seed=2)
+    w, bias = randn(N, K, seed=3).to(HALF), randn(N, seed=4)
+    out, normed, total = norm_gemv(x, residual, norm, 1e-5, w, bias)
+    plain, plain_total = add_rms_norm(x, residual, norm, 1e-5)
+    assert torch.equal(total, plain_total)
+    torch.testing.assert_close(normed, plain, rtol=torch.finfo(HALF).eps, atol=0)  # sums may differ in their order
+    assert_close(out, normed, w, bias)
+    out, normed, total = norm_gemv(total, None, norm, 1e-5, w)
+    assert torch.equal(total, plain_total)
+    torch.testing.assert_close(normed, plain, rtol=torch.finfo(HALF).eps, atol=0)
+    assert_close(out, normed, w)
 
 
 @pytest.mark.parametrize("splits,serial", [(1, False), (2, False), (2, True)])

@@ -17,7 +17,7 @@ from quire.ops.gpu.attention.top_k import SeenPositions, seen_positions
 from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.deferred import ColumnSlice
 from quire.ops.gpu.linear.lora import sort_by_slot
-from quire.ops.gpu.moe.moe import RoutedTokens
+from quire.ops.gpu.moe.sorting import RoutedTokens
 from quire.ops.gpu.states.segments import DeviceSegments
 from quire.ops.opset import WORD_BITS
 

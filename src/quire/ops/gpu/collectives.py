@@ -261,11 +261,11 @@ class GpuRankOps(GpuOps):
             def all_routes(parts: Tensor) -> Tensor:
                 return torch.where(computed, self._exchange.all_rows(parts, own), 0.0)
 
-            return moe_mlp(x, here, weights, *packed, gated, all_routes=all_routes, limit=limit)
+            return moe_mlp(x, here, weights, *packed, gated, all_routes=all_routes, limit=limit, overlap=self._overlap)
         if cut is None:
             return super()._experts(x, ids, weights, gate_up, down, kind, limit)
         all_hidden = partial(self._exchange.all_columns, cuts=[cut])
-        return moe_mlp(x, ids, weights, *packed, all_hidden=all_hidden, limit=limit)
+        return moe_mlp(x, ids, weights, *packed, all_hidden=all_hidden, limit=limit, overlap=self._overlap)
 
 
 def all_outputs(sizes: Sequence[int], cuts: Sequence[Cut]) -> list[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.ops.gpu.head_norm import norm_heads
 from quire.ops.gpu.linear.heads import linear_heads
+from quire.ops.gpu.linear.norm_gemv import can_norm_gemv, norm_gemv
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.opset import Activation
 from quire.ops.reference.rope import rotate_heads
@@ -58,6 +59,29 @@ class DeferredRows:
     @property
     def columns(self) -> int:
         return int(self.tensor().shape[1])
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class NormedRows(DeferredRows):
+    """An RMS norm, which a matmul of few rows may do on the way."""
+
+    x: Tensor | DeferredSum
+    weight: Tensor
+    eps: float
+
+    def linear(self, w: Tensor, bias: Tensor | None, all_outputs: int, overlap: bool) -> Tensor | None:
+        """The norm and the matmul behind it as one kernel; None: they are two. `all_outputs` as in `linear`."""
+        if self._plain is not None:
+            return None
+        pending = isinstance(self.x, DeferredSum) and self.x.total is None
+        rows = self.x.y if pending else materialize(self.x)
+        if not can_norm_gemv(rows, w, all_outputs):
+            return None
+        residual = materialize(self.x.x) if pending else None
+        y, self._plain, total = norm_gemv(rows, residual, self.weight, self.eps, w, bias, overlap)
+        if isinstance(self.x, DeferredSum):
+            self.x.total = total
+        return y
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -28,6 +28,7 @@ from quire.ops.gpu.deferred import (
     DeferredSum,
     GpuValue,
     HeadNorm,
+    NormedRows,
     as_columns,
     materialize,
     num_rows_of,
@@ -236,13 +237,16 @@ class GpuOps(AttentionOps, StateOps):
         x = x if isinstance(x, DeferredSum) else materialize(x)
         if isinstance(x, Tensor) or x.total is not None:
             rows = materialize(x)
-            return DeferredRows(
+            return NormedRows(
                 len(rows),
                 partial(rms_norm, rows, weight, eps, self._overlap),
                 lambda dtype, group: rms_norm_quantized(rows, weight, eps, dtype, group, self._overlap),
+                x=rows,
+                weight=weight,
+                eps=eps,
             )
         add_norm, quantized = partial(self._add_norm, x, weight, eps), partial(self._add_norm_quantized, x, weight, eps)
-        return DeferredRows(len(x.y), add_norm, quantized)
+        return NormedRows(len(x.y), add_norm, quantized, x=x, weight=weight, eps=eps)
 
     def _add_norm(self, x: DeferredSum, weight: Tensor, eps: float) -> Tensor:
         if x.total is not None:
@@ -318,7 +322,10 @@ class GpuOps(AttentionOps, StateOps):
             in_int16 = wants_int16_input(num_rows, w, self.batch_invariant)
             input = self._quantize(x, torch.int16, x_group(w)) if in_int16 else materialize(x)
             return grouped_linear(input, w, bias, self.dtype, **options)
-        return linear(materialize(x), w, bias, **options)
+        fused = None
+        if isinstance(x, NormedRows) and not self.batch_invariant:
+            fused = x.linear(w, bias, all_outputs or len(w), self._overlap)
+        return linear(materialize(x), w, bias, **options) if fused is None else fused
 
     def _quantize(self, x: Tensor | DeferredRows, dtype: torch.dtype, group: int) -> QuantizedRows:
         if isinstance(x, DeferredRows):
@@ -378,7 +385,7 @@ class GpuOps(AttentionOps, StateOps):
         **parts: Any,
     ) -> Tensor:
         """`parts`: where ranks divide the experts."""
-        ids, weights = route(router_logits, routing, correction)
+        ids, weights = route(router_logits, routing, correction, self._overlap)
         rows = materialize(x)
         if not routing.weigh_inputs:
             added = self._experts(rows, ids, weights, gate_up, down, kind, limit=routing.limit, **parts)
@@ -401,7 +408,8 @@ class GpuOps(AttentionOps, StateOps):
     ) -> Tensor:
         biases = gate_up.biases, down.biases
         gated = gate_up.num_outputs != down.num_inputs
-        return moe_mlp(x, ids, weights, gate_up.packed, down.packed, kind, *biases, gated, limit=limit)
+        given = x, ids, weights, gate_up.packed, down.packed, kind, *biases, gated
+        return moe_mlp(*given, limit=limit, batch_invariant=self.batch_invariant, overlap=self._overlap)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()

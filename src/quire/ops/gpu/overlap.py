@@ -29,6 +29,15 @@ def wait_for_inputs(OVERLAP: tl.constexpr):
 
 
 @triton.jit
+def wait_then_launch(OVERLAP: tl.constexpr):
+    """As `wait_for_inputs`, but the next kernel starts later: when all that came before this one is done and visible.
+    So it may read that, too, before it waits itself."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
 def prefetch(pointers):
     """One pointer a cache line of 128 bytes."""
     tl.inline_asm_elementwise(

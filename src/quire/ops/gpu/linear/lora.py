@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.moe.moe import RoutedTokens, sort_by_expert
+from quire.ops.gpu.moe.sorting import RoutedTokens, sort_by_expert
 from quire.ops.reference.lora import TorchLoraSlots
 
 SPLIT_INPUTS = 512

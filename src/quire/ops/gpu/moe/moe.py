@@ -2,19 +2,21 @@
 """Mixture of experts (MoE) as two grouped GEMMs: out[t] = sum over j of weight[t, j] * expert(id[t, j])(x[t]).
 
 A *route* is one (token, expert) pair: route t * k + j. Routes are sorted by expert into tiles of `block` routes, each
-tile of one expert; the last tile of an expert is padded. Only the device knows how many tiles there are, so as many
-programs start as there can be, and those without a tile return. A few routes are not sorted: each is a tile of its own,
-since hardly two have the same expert. GEMMs are transposed as in `linear_stream`, so a tile
-of 16 routes costs no more arithmetic than it must, and one token streams only the weights of its experts. A route's
-sums do not depend on its tile: results are the same in any batch.
+tile of one expert; the last tile of an expert is padded (sorting.py). Only the device knows how many tiles there are,
+so as many programs start as there can be, and those without a tile return. A few routes are not sorted: each is a tile
+of its own, since hardly two have the same expert. GEMMs are transposed as in `linear_stream`, so a tile of 16 routes
+costs no more arithmetic than it must, and one token streams only the weights of its experts.
+
+Two other ways are for plain experts of 16 bits. A few routes go through GEMV kernels (gemv.py), whose sums have another
+order: not with `batch_invariant`. Prompts take large tiles (tiles.py), whose sums are those of the kernel here. So with
+`batch_invariant` a route's sums do not depend on its tile, and results are the same in any batch.
 
 Experts are floats, quantized in groups (quantized.py), or fp8 with scales; with fp8 experts the activations are fp8 as
 well, as in linear/scaled.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 import triton
@@ -24,13 +26,17 @@ from torch import Tensor
 from quire.ops.gpu.activation import activate_times
 from quire.ops.gpu.linear.quantize_rows import quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
+from quire.ops.gpu.moe.gemv import can_gemv, gemv_mlp
 from quire.ops.gpu.moe.quantized import MAX_TILE_ROUTES, QuantizedExperts, quantized_expert_gemm
+from quire.ops.gpu.moe.sorting import RoutedTokens, by_route, sort_by_expert
+from quire.ops.gpu.moe.tiles import TILE_ROUTES, can_tile, tile_gemm
+from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 from quire.ops.gpu.pointwise import activate_elements
 from quire.ops.opset import Activation
 
 BLOCK_K = 128  # inputs a step where there are scales, and the side of a block of them
-SORT_BLOCK = 1024  # routes at a time
 MAX_UNSORTED = 16  # routes
+MIN_TILED_ROUTES = 48  # an expert's, on average: more are multiplied in large tiles (tiles.py)
 TILES_A_GROUP = 8  # tiles that take the same weights one after the other, while the L2 cache holds them
 
 
@@ -69,15 +75,6 @@ def stack_scaled(parts: Sequence[ScaledWeight], num_experts: int) -> ScaledExper
     return ScaledExperts(q, torch.cat([part.scales for part in parts]).unflatten(0, (num_experts, -1)))
 
 
-class RoutedTokens(NamedTuple):
-    """Routes sorted by expert into tiles."""
-
-    routes: Tensor  # [tiles * block] int32; padding is num_routes
-    tile_experts: Tensor  # [tiles] int32; no number of an expert: the tile has no routes, or those of other devices
-    num_routes: int
-    block: int
-
-
 # block (routes a tile): (outputs a program, inputs a step, warps, stages)
 CONFIGS = {16: (64, 128, 4, 4), 32: (64, 128, 4, 4), 64: (64, 64, 4, 4), 128: (128, 64, 8, 3)}
 
@@ -95,6 +92,8 @@ def moe_mlp(
     all_hidden: Exchange | None = None,
     all_routes: Exchange | None = None,
     limit: float = 0.0,
+    batch_invariant: bool = False,
+    overlap: bool = False,
 ) -> Tensor:
     """x [T, H]; ids [T, k] int32 and weights [T, k] fp32; gate_up [E, 2 I, H], down [E, O, I], biases [E, 2 I] and
     [E, O] fp32 -> [T, O]. If experts are not `gated`, gate_up is [E, I, H], and its outputs are activated. `limit` is
@@ -106,23 +105,79 @@ def moe_mlp(
     E, num_outputs = _num_experts(down), _num_outputs(down)
     if T == 0:
         return x.new_empty(0, num_outputs)
+    alone = gated and all_hidden is None and all_routes is None and not batch_invariant
+    if alone and can_gemv(x, gate_up, down, T * k):
+        given = x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases
+        return gemv_mlp(*given, limit, overlap)
+    if gated and all_hidden is None and T * k > MIN_TILED_ROUTES * E and can_tile(x, gate_up, down):
+        parts = _tiled_parts(
+            x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, limit, overlap
+        )
+    else:
+        parts = _parts(
+            x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, gated, all_hidden,
+            limit, overlap,
+        )  # fmt: skip
+    if all_routes is not None:
+        return _add_routes(all_routes(parts), torch.zeros_like(expert_ids), 1, overlap)
+    return _add_routes(parts, expert_ids, E, overlap)
+
+
+def _tiled_parts(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: Activation,
+    gate_up_biases: Tensor | None,
+    down_biases: Tensor | None,
+    limit: float,
+    overlap: bool,
+) -> Tensor:
+    """-> [T * k, O], what each route adds."""
+    k, E = expert_ids.shape[1], len(gate_up)
+    routes, tile_experts, num_routes, _ = sort_by_expert(expert_ids, E, TILE_ROUTES, overlap)
+    hidden = x.new_empty(len(routes), down.shape[2])
+    parts = x.new_empty(num_routes, down.shape[1])
+    tiles = routes, tile_experts, num_routes
+    tile_gemm(x, gate_up, gate_up_biases, expert_weights, hidden, *tiles, k, int(activation), limit, overlap)
+    tile_gemm(hidden, down, down_biases, expert_weights, parts, *tiles, 1, overlap=overlap)
+    return parts
+
+
+def _parts(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Experts,
+    down: Experts,
+    activation: Activation,
+    gate_up_biases: Tensor | None,
+    down_biases: Tensor | None,
+    gated: bool,
+    all_hidden: Exchange | None,
+    limit: float,
+    overlap: bool,
+) -> Tensor:
+    """-> [T * k, O], what each route adds."""
+    (num_tokens, k), E = expert_ids.shape, _num_experts(down)
+    num_routes = num_tokens * k
     quantized = isinstance(gate_up, QuantizedExperts) or isinstance(down, QuantizedExperts)
-    block = tile_block(T * k, E, MAX_TILE_ROUTES if quantized else 128)
-    routed = by_route(expert_ids) if T * k <= MAX_UNSORTED else sort_by_expert(expert_ids, E, block)
-    hidden = x.new_empty(T * k, _num_outputs(gate_up) // (2 if gated else 1))
+    block = tile_block(num_routes, E, MAX_TILE_ROUTES) if quantized else tile_block(num_routes * 4 // 3, E)
+    routed = by_route(expert_ids) if num_routes <= MAX_UNSORTED else sort_by_expert(expert_ids, E, block, overlap)
+    hidden = x.new_empty(num_routes, _num_outputs(gate_up) // (2 if gated else 1))
     if gated:
         given = x, gate_up, gate_up_biases, expert_weights, hidden, routed
-        _launch(*given, routes_a_row=k, activation=int(activation), limit=limit)
+        _launch(*given, routes_a_row=k, activation=int(activation), limit=limit, overlap=overlap)
     else:
         ones = torch.ones_like(expert_weights)
-        _launch(x, gate_up, gate_up_biases, ones, hidden, routed, routes_a_row=k, activation=-1)
+        _launch(x, gate_up, gate_up_biases, ones, hidden, routed, routes_a_row=k, activation=-1, overlap=overlap)
         hidden = activate_elements(hidden, activation)
     hidden = hidden if all_hidden is None else all_hidden(hidden)
-    parts = x.new_empty(T * k, num_outputs)
-    _launch(hidden, down, down_biases, expert_weights, parts, routed, routes_a_row=1, activation=-1)
-    if all_routes is not None:
-        return _add_routes(all_routes(parts), torch.zeros_like(expert_ids), 1)
-    return _add_routes(parts, expert_ids, E)
+    parts = x.new_empty(num_routes, _num_outputs(down))
+    _launch(hidden, down, down_biases, expert_weights, parts, routed, routes_a_row=1, activation=-1, overlap=overlap)
+    return parts
 
 
 def _num_experts(experts: Experts) -> int:
@@ -137,86 +192,9 @@ def _num_outputs(experts: Experts) -> int:
 
 
 def tile_block(num_routes: int, num_experts: int, max_block: int = 128) -> int:
-    """The smallest tile that holds an expert's routes when they are spread evenly."""
+    """The smallest tile that holds an expert's routes when they are spread evenly. Experts of 16 bits ask for a third
+    more: where many have a second tile, it reads their weights again."""
     return next(block for block in CONFIGS if block * num_experts >= num_routes or block == max_block)
-
-
-def by_route(expert_ids: Tensor) -> RoutedTokens:
-    """A tile for each route, whatever its expert."""
-    num_routes = expert_ids.numel()
-    return RoutedTokens(_alone(num_routes, expert_ids.device), expert_ids.flatten(), num_routes, min(CONFIGS))
-
-
-@cache
-def _alone(num_routes: int, device: torch.device) -> Tensor:
-    """Not made while a graph is captured: forward passes are tried out before."""
-    routes = torch.full((num_routes, min(CONFIGS)), num_routes, dtype=torch.int32, device=device)
-    routes[:, 0] = torch.arange(num_routes)
-    return routes.flatten()
-
-
-def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int) -> RoutedTokens:
-    num_routes = expert_ids.numel()
-    num_tiles = -(-num_routes // block) + min(num_experts, num_routes)  # at most
-    routes = torch.empty(num_tiles * block, dtype=torch.int32, device=expert_ids.device)
-    tile_experts = torch.empty(num_tiles, dtype=torch.int32, device=expert_ids.device)
-    _sort_kernel[(num_experts + 1,)](
-        expert_ids.contiguous(),
-        routes,
-        tile_experts,
-        num_routes,
-        num_tiles,
-        num_experts,
-        TILE=block,
-        BINS=triton.next_power_of_2(num_experts + 1),
-        BLOCK=min(SORT_BLOCK, max(int(triton.next_power_of_2(num_routes)), 16)),
-    )
-    return RoutedTokens(routes, tile_experts, num_routes, block)
-
-
-@triton.jit(do_not_specialize=["num_routes", "num_tiles"])
-def _sort_kernel(
-    id_ptr,
-    route_ptr,
-    tile_expert_ptr,
-    num_routes,
-    num_tiles,
-    num_experts,
-    TILE: tl.constexpr,
-    BINS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Program e writes the tiles of expert e, after those of the experts before it; the last one ends the list."""
-    expert = tl.program_id(0)
-    bins = tl.arange(0, BINS)
-    counts = tl.zeros((BINS,), tl.int32)
-    for first in range(0, num_routes, BLOCK):
-        route = first + tl.arange(0, BLOCK)
-        ids = tl.load(id_ptr + route, mask=route < num_routes, other=-1)
-        ids = tl.where((ids >= 0) & (ids < num_experts), ids, num_experts)  # routes of other devices have their own bin
-        counts += tl.histogram(ids.to(tl.int32), BINS)
-    tiles = tl.where(bins < num_experts, (counts + TILE - 1) // TILE, 0)
-    first_tile = tl.sum(tl.where(bins < expert, tiles, 0), axis=0)
-
-    if expert == num_experts:
-        for first in range(first_tile, num_tiles, BLOCK):
-            tile = first + tl.arange(0, BLOCK)
-            tl.store(tile_expert_ptr + tile, -1, mask=tile < num_tiles)
-    else:
-        count = tl.sum(tl.where(bins == expert, counts, 0), axis=0)
-        last_tile = first_tile + (count + TILE - 1) // TILE
-        for first in range(first_tile, last_tile, BLOCK):
-            tile = first + tl.arange(0, BLOCK)
-            tl.store(tile_expert_ptr + tile, expert, mask=tile < last_tile)
-        next_slot = first_tile * TILE
-        for first in range(0, num_routes, BLOCK):
-            route = first + tl.arange(0, BLOCK)
-            mine = tl.load(id_ptr + route, mask=route < num_routes, other=-1) == expert
-            rank = tl.cumsum(mine.to(tl.int32), axis=0)
-            tl.store(route_ptr + next_slot + rank - 1, route, mask=mine)
-            next_slot += tl.sum(mine.to(tl.int32), axis=0)
-        padding = next_slot + tl.arange(0, TILE)
-        tl.store(route_ptr + padding, num_routes, mask=padding < last_tile * TILE)
 
 
 def _launch(
@@ -229,6 +207,7 @@ def _launch(
     routes_a_row: int,
     activation: int,
     limit: float = 0.0,
+    overlap: bool = False,
 ) -> None:
     """out[route] = x[route // routes_a_row] @ w[expert].T: with an activation, of gate and up rows; without one, times
     the route's weight."""
@@ -276,7 +255,9 @@ def _launch(
         BLOCK_K=block_k,
         STAGES=stages,
         TILES_A_GROUP=TILES_A_GROUP,
+        OVERLAP=overlap,
         num_warps=warps,
+        **overlap_options(overlap),
     )
 
 
@@ -308,7 +289,9 @@ def _moe_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     TILES_A_GROUP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_inputs(OVERLAP)
     columns = tl.cdiv(N, BLOCK_N)
     group = tl.program_id(0) // (TILES_A_GROUP * columns)
     tiles = tl.minimum(num_tiles - group * TILES_A_GROUP, TILES_A_GROUP)
@@ -376,16 +359,18 @@ def _load(offsets, k, K, WHOLE_CHUNKS: tl.constexpr):
     return tl.load(offsets) if WHOLE_CHUNKS else tl.load(offsets, mask=(k < K)[None, :], other=0.0)
 
 
-def _add_routes(parts: Tensor, expert_ids: Tensor, num_experts: int) -> Tensor:
+def _add_routes(parts: Tensor, expert_ids: Tensor, num_experts: int, overlap: bool) -> Tensor:
     """parts [T * k, H] -> [T, H]: the parts of each token, added in the order of its ids"""
     (T, k), H = expert_ids.shape, parts.shape[1]
     out = parts.new_empty(T, H)
-    _add_kernel[(T, triton.cdiv(H, 1024))](parts, expert_ids.contiguous(), out, H, num_experts, k, BLOCK=1024)
+    given, options = (parts, expert_ids.contiguous(), out, H, num_experts, k), overlap_options(overlap)
+    _add_kernel[(T, triton.cdiv(H, 1024))](*given, BLOCK=1024, OVERLAP=overlap, **options)
     return out
 
 
 @triton.jit
-def _add_kernel(part_ptr, id_ptr, out_ptr, H, num_experts, k, BLOCK: tl.constexpr):
+def _add_kernel(part_ptr, id_ptr, out_ptr, H, num_experts, k, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)

@@ -7,13 +7,16 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.attention.pages import next_power_of_two
+from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 from quire.ops.opset import Routing
 from quire.ops.reference.routing import MIN_WEIGHT_SUM  # a number of the specification
 
 MIN_SUM = tl.constexpr(MIN_WEIGHT_SUM)
 
 
-def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, routing: Routing, correction: Tensor | None = None, overlap: bool = False
+) -> tuple[Tensor, Tensor]:
     """logits [T, experts] -> ids [T, top_k] int32, the best one first, and weights [T, top_k] fp32."""
     num_tokens, num_experts = logits.shape
     routing.check(num_experts)
@@ -39,7 +42,9 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
             SIZE=size,
             GROUPS_PAD=next_power_of_two(routing.num_groups),
             SIZE_PAD=next_power_of_two(size),
+            OVERLAP=overlap,
             num_warps=1 if num_experts <= 256 else 4,
+            **overlap_options(overlap),
         )
     return ids, weights
 
@@ -62,7 +67,9 @@ def _route_kernel(
     SIZE: tl.constexpr,  # experts of a group
     GROUPS_PAD: tl.constexpr,
     SIZE_PAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_PAD)
     member = tl.arange(0, SIZE_PAD)
@@ -96,21 +103,23 @@ def _route_kernel(
             )
         selection = tl.where((opened > 0)[:, None], selection, float("-inf"))
 
+    # Integers in the order of the selection: a warp finds the greatest integer in one instruction. -0.0 is 0.0.
+    bits = tl.where(selection == 0.0, 0.0, selection).to(tl.int32, bitcast=True)
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     chosen = tl.zeros((GROUPS_PAD, SIZE_PAD), tl.int32)  # 1 + rank of a chosen expert
-    total = 0.0
     for rank in range(TOP_K):
         left = there & (chosen == 0)
-        best_score = tl.max(tl.where(left, selection, float("-inf")))
-        best = tl.min(tl.where(left & (selection == best_score), expert, GROUPS * SIZE))
-        chosen = tl.where(expert == best, rank + 1, chosen)
+        greatest = tl.max(tl.where(left, order, -0x7FFFFFFF - 1))
+        best = tl.min(tl.where(left & (order == greatest), expert, GROUPS * SIZE))
         if NEAR > 0:
+            best_score = tl.max(tl.where(expert == best, selection, float("-inf")))
             near = left & (best_score - x <= NEAR * tl.maximum(tl.abs(x), best_score))
             share = 1 / tl.sum(tl.where(near | (expert == best), tl.exp(x - best_score), 0.0))
             tl.store(weights + token * TOP_K + rank, share * scale)
-        total += tl.sum(tl.where(expert == best, scores, 0.0))
+        chosen = tl.where(expert == best, rank + 1, chosen)
         tl.store(ids + token * TOP_K + rank, best)
     if NEAR == 0:
         weight_scale = scale
         if RENORMALIZE:
-            weight_scale = scale / (total + MIN_SUM)
+            weight_scale = scale / (tl.sum(tl.where(chosen > 0, scores, 0.0)) + MIN_SUM)
         tl.store(weights + token * TOP_K + chosen - 1, scores * weight_scale, mask=there & (chosen > 0))
