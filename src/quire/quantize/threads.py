@@ -13,6 +13,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MIN_SPAN = 64  # rows of a matmul, or columns, that are worth a thread
+TILE_ROWS = 48  # a BLAS multiplies 16 or 24 rows at a time, and the rest in another order: cuts are where tiles end
 CHUNK_WEIGHTS = 1 << 16  # encoded at once, so that all arrays stay in a core's cache
 
 
@@ -44,8 +45,8 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
 
 
 def spans(count: int) -> list[slice]:
-    """Rows or columns cut into a span for each thread."""
-    step = max(-(-count // _num_threads()), MIN_SPAN)
+    """Rows or columns cut into a span for each thread. A row has the same bits wherever the cuts are."""
+    step = -(-max(-(-count // _num_threads()), MIN_SPAN) // TILE_ROWS) * TILE_ROWS
     return [slice(first, min(first + step, count)) for first in range(0, count, step)]
 
 
