@@ -36,9 +36,9 @@ def rows(M: int, K: int) -> QuantizedRows:
     return QuantizedRows(*plain.quantize_tokens(randn(M, K, seed=3), FP8))
 
 
-def assert_plain(y: Tensor, x: QuantizedRows, q: Tensor, scales: Tensor, bias: Tensor | float = 0.0) -> None:
+def assert_plain(y: Tensor, x: QuantizedRows, q: Tensor, scales: Tensor) -> None:
     """As a share of each output's sum of magnitudes: tensor cores add up 128 inputs with some 14 bits."""
-    expected = plain.w4a8_linear(*x, q, scales) + bias
+    expected = plain.w4a8_linear(*x, q, scales)
     size = plain.w4a8_linear(x.q.float().abs().to(FP8), x.scales, q.abs(), scales.abs())
     assert y.isfinite().all()
     assert ((y.float() - expected).abs() <= 2**-10 * size + torch.finfo(y.dtype).eps * expected.abs() + 1e-6).all()
@@ -75,31 +75,39 @@ def test_the_instructions_look_up_values(words: range) -> None:
 
 
 def test_which_weights_can_be_wide() -> None:
-    assert can_be_wide(weights(70, 512)[0].shuffled)
-    assert not can_be_wide(weights(70, 384)[0].shuffled)  # half a chunk at the end
-    assert not can_be_wide(weights(70, 512, group=32)[0].shuffled)
+    assert can_be_wide(weights(128, 512)[0].shuffled)
+    assert not can_be_wide(weights(128, 384)[0].shuffled)  # half a chunk at the end
+    assert not can_be_wide(weights(70, 512)[0].shuffled)  # part of a tile
+    assert not can_be_wide(weights(128, 512, group=32)[0].shuffled)
+
+
+def test_every_split_has_as_many_chunks_as_are_in_flight() -> None:
+    for M in (65, 128, 200, 512, 4096):
+        for N in (128, 384, 1024, 4096, 28672):
+            for K in range(256, 16384, 256):
+                if (config := wide_config(M, N, K, LARGE_TILES)) is not None:
+                    assert K // 256 % config.splits == 0 and K // 256 // config.splits >= config.stages
 
 
 @pytest.mark.skipif(not HOPPER and not TRANSLATED, reason="a Hopper GPU's instructions")
-@pytest.mark.parametrize("N,K", [(70, 512), (328, 2304)])
+@pytest.mark.parametrize("N,K", [(128, 4096), (384, 8192)])
 def test_wide_products_beside_plain_ones(N: int, K: int) -> None:
-    """Rows and outputs that fill no tile, splits that do not share chunks evenly or have none, a bias, and tickets left
-    at zero."""
+    """Rows that fill no tile, several splits, and tickets left at zero."""
     from quire.ops.gpu.linear.w4a8_wide import w4a8_wide_kernel
 
-    (weight, q, scales), tickets, bias = weights(N, K), new_tickets(DEVICE), randn(N, seed=4)
+    (weight, q, scales), tickets = weights(N, K), new_tickets(DEVICE)
     configs = [config._replace(splits=splits) for config in TILES for splits in (1, 2, 4)]
     all_rows = rows(300, K)
 
     def run(config: W4A8WideConfig, x: QuantizedRows) -> Tensor:
-        return w4a8_wide_kernel(x, weight.shuffled, bias, BF16, config, tickets)
+        return w4a8_wide_kernel(x, weight.shuffled, BF16, config, tickets)
 
     if HOPPER:  # several at a time
         compile_ahead(partial(run, config, all_rows) for config in configs)
     for config in configs:
         for M in (config.block_m - 3, config.block_m + 5):
             x = QuantizedRows(all_rows.q[:M], all_rows.scales[:M])
-            assert_plain(run(config, x), x, q, scales, bias)
+            assert_plain(run(config, x), x, q, scales)
             assert not tickets.any()
 
 

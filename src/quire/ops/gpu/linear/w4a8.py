@@ -90,10 +90,10 @@ def w4a8_linear(
         return x.q.new_empty(0, weight.num_outputs, dtype=dtype)
     if len(x.q) == 1 and not batch_invariant and can_gemv_shuffled(weight.shuffled):
         return w4a8_gemv(x, weight.shuffled, bias, dtype, overlap)
-    if not batch_invariant and (wide := wide_config_of(x, weight.shuffled, dtype, LARGE_TILES)) is not None:
+    if bias is None and not batch_invariant and (wide := wide_config_of(x, weight.shuffled, dtype, LARGE_TILES)):
         from quire.ops.gpu.linear.w4a8_wide import w4a8_wide_kernel  # Gluon is not in every Triton
 
-        return w4a8_wide_kernel(x, weight.shuffled, bias, dtype, wide, tickets, overlap)
+        return w4a8_wide_kernel(x, weight.shuffled, dtype, wide, tickets, overlap)
     config = w4a8_config(len(x.q), weight, batch_invariant, all_outputs)
     return w4a8_kernel(x, weight, bias, dtype, config, tickets, overlap)
 

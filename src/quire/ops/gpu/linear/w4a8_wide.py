@@ -30,7 +30,6 @@ OUTPUTS = gl.constexpr(BLOCK_N)
 def w4a8_wide_kernel(
     x: QuantizedRows,
     w: GroupedWeight,  # shuffled
-    bias: Tensor | None,
     dtype: torch.dtype,
     config: W4A8WideConfig,
     tickets: Tensor | None = None,
@@ -57,7 +56,6 @@ def w4a8_wide_kernel(
         TensorDescriptor.from_tensor(words, [BLOCK_N, 32], words_layout),
         TensorDescriptor.from_tensor(w.scales.view(-1), [BLOCK_N], scales_layout),
         x.scales,
-        bias,
         out,
         partials,
         tickets if config.splits > 1 else None,
@@ -89,7 +87,6 @@ def _w4a8_wide_kernel(
     words_desc,
     scales_desc,
     x_scale_ptr,
-    bias_ptr,
     out_ptr,
     partials_ptr,
     tickets_ptr,
@@ -116,7 +113,7 @@ def _w4a8_wide_kernel(
 
     slots = (x_slots, words_slots, scales_slots, full, empty)
     parts = (partials_ptr, tickets_ptr)
-    to = (x_scale_ptr, bias_ptr, out_ptr, M, N)
+    to = (x_scale_ptr, out_ptr, M, N)
     sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP)
     gl.warp_specialize(
         [
@@ -282,16 +279,13 @@ def _finish(acc, NUMBER: gl.constexpr, parts, to, sizes: gl.constexpr):
 @gluon.jit
 def _store(acc, NUMBER: gl.constexpr, to, sizes: gl.constexpr):
     """acc [outputs, tokens]. Lanes write neighbouring outputs of a token, which they get through shared memory."""
-    x_scale_ptr, bias_ptr, out_ptr, M, N = to
+    x_scale_ptr, out_ptr, M, N = to
     LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     MMA: gl.constexpr = acc.type.layout
     first_token = gl.program_id(0) * sizes[0]
     first_output = gl.program_id(1) * OUTPUTS + NUMBER * 64
     columns = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, MMA))
     acc *= gl.load(x_scale_ptr + columns, mask=columns < M, other=0.0)[None, :]
-    if bias_ptr is not None:
-        rows = first_output + gl.arange(0, 64, gl.SliceLayout(1, MMA))
-        acc += gl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(gl.float32)[:, None]
     outputs = first_output + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     tokens = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, LAYOUT))
     offsets = tokens.to(gl.int64)[None, :] * N + outputs[:, None]

@@ -11,6 +11,7 @@ from quire.ops.gpu.linear.tile_times import TileTime, fastest
 from quire.ops.gpu.linear.wide_config import has_wide_kernel
 
 GROUP, WIDTH = 128, 32
+CHUNK = 256  # inputs that are copied at once
 MIN_ROWS = 65
 BLOCK_N = 128  # outputs a program
 
@@ -25,9 +26,9 @@ TILES = {W4A8WideConfig(128, 1, 4): TileTime(128, BLOCK_N, 1, 5.2, 0.98, (0, 4.5
 
 
 def can_be_wide(weight: GroupedWeight) -> bool:
-    """Groups of 128, with scales in fp16, in whole chunks."""
+    """Groups of 128, with scales in fp16, in whole chunks and whole tiles of outputs."""
     plain = weight.group == GROUP and weight.width == WIDTH and weight.scales.dtype == torch.int32
-    return plain and weight.num_inputs % weight.chunk == 0
+    return plain and weight.num_inputs % weight.chunk == 0 and weight.num_outputs % BLOCK_N == 0
 
 
 def wide_config_of(
@@ -44,4 +45,5 @@ def wide_config(M: int, N: int, K: int, others: Mapping[Any, TileTime]) -> W4A8W
     if M < MIN_ROWS:
         return None
     us, tile, splits = fastest(TILES, M, N, K)
-    return tile._replace(splits=splits) if us < fastest(others, M, N, K)[0] else None
+    whole = K % (CHUNK * splits) == 0 and CHUNK * splits * tile.stages <= K  # every split has as many as are in flight
+    return tile._replace(splits=splits) if whole and us < fastest(others, M, N, K)[0] else None
