@@ -18,6 +18,7 @@ def prepare() -> None:
     type_tuples_lazily()
     cache_shapes()
     check_overflow_in_numpy()
+    multiply_alike_in_any_tile()
 
 
 def accept_scalar_bounds() -> None:
@@ -111,3 +112,18 @@ def check_overflow_in_numpy() -> None:
             assert inside, f"int{scalar.int_bitwidth} overflow detected for operation {op.__name__}"
 
     semantic.TritonSemantic.binary_op_sanitize_overflow_impl = check
+
+
+def multiply_alike_in_any_tile() -> None:
+    """`tl.dot` of fp32 sums in fp64, rounded once. A BLAS adds up in an order that depends on how many rows a matrix
+    has (with AVX2, on multiples of 24), so a token would have other bits in other tiles, which on a GPU it has not."""
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def create_exact_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        eights = 8 in (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth)
+        if eights or d.data.dtype != np.float32:
+            return create_dot(self, a, b, d, *options)  # sums of these are exact, or few
+        product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_exact_dot
