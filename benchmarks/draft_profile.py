@@ -84,6 +84,7 @@ class Probe:
         head = self.method._program
         head.chain.run = self._on_device("chain", head.chain.run)
         head.chain.grow = self._on_device("grow", head.chain.grow)
+        head.chain.grow_behind = self._on_device("tree", head.chain.grow_behind)
         head.run = self._on_device("head", head.run)
         for name, program in (("target", runner.program), ("head", head)):
             program._graph_for = self._noting_graph(name, program._graph_for)

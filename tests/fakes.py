@@ -1,15 +1,24 @@
 """A fake executor that checks every plan it runs."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fake_language import adapter_state, chain, language_model, mix
 from fake_peers import FakeDecodeEngines, FakePrefillEngines
 from fake_tiers import FakeStore
 from quire.core.draft_policy import ANY_METHOD, DraftMethod, DraftPolicy
-from quire.core.draft_tree import ROOT, DraftTree, accepted_path, child_with, parent_of, without_chain
+from quire.core.draft_tree import (
+    ROOT,
+    UNKNOWN_PARENT,
+    DraftTree,
+    accepted_path,
+    child_with,
+    is_unknown,
+    parent_of,
+    without_chain,
+)
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission, Proposal, Run, SampledRow, StepOutput, StepPlan
+from quire.core.plan import UNKNOWN, Admission, Proposal, Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
 from quire.core.speculation import Speculation
 from quire.executors.protocol import Capacity
@@ -27,6 +36,7 @@ class FakeRow:
     adapter: str = ""
     states: list[int] = field(default_factory=list)  # chain(tokens), from the adapter on
     num_computed: int = 0
+    tree: DraftTree | None = None  # proposed last, if it is known here only
 
 
 def make_drafts_free(speculation: Speculation | None) -> None:
@@ -50,6 +60,12 @@ def draft_policy(num_drafts: int) -> DraftPolicy | None:
     return DraftPolicy((DraftMethod(max_tokens=num_drafts), DraftMethod(ASKED_METHOD, num_drafts, 0.7, 0.1)))
 
 
+def known(run: Run, tree: DraftTree | None) -> Run:
+    """With the drafts that the scheduler does not know."""
+    count = len(run.drafts)
+    return run if tree is None else replace(run, drafts=tree.tokens[:count], parents=tree.parents[:count])
+
+
 class FakeExecutor:
     """Runs plans on a KV cache that holds, for each slot, the hash of the text it was computed from.
 
@@ -69,6 +85,7 @@ class FakeExecutor:
         num_drafts: int = 0,
         accuracy: float = 0.8,
         trees: bool = False,
+        unknown_trees: bool = False,
         store: FakeStore | None = None,
         peers: FakePrefillEngines | FakeDecodeEngines | None = None,
         has_states: bool = False,
@@ -79,7 +96,8 @@ class FakeExecutor:
         page_window: int = 0,
     ) -> None:
         """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`; with
-        `trees`, more of them beside these. With `has_states` every block also holds, behind its slots, the hash of the
+        `trees`, more of them beside these, which the scheduler does not know if they are `unknown_trees` of the method
+        that is free. With `has_states` every block also holds, behind its slots, the hash of the
         text up to the block's last token. With `num_slots`, that hash is in state slots beside the blocks. With
         `num_pages`, the hashes of the last `page_window` tokens of a text are also in window pages."""
         self.page_window = page_window
@@ -88,7 +106,7 @@ class FakeExecutor:
         self.slots: list[int | None] = [None] * (num_slots + num_checkpoint_slots)
         self._num_checkpoint_slots = num_checkpoint_slots
         self.store = store
-        self._trees = trees
+        self._trees, self._unknown_trees = trees, unknown_trees
         # By step, what accepted drafts of trees have to move when the output is collected: (row, from, to) slots.
         self._unmoved: dict[int, list[tuple[int, FakeRow, list[tuple[int, int]]]]] = {}
         self.peers = peers
@@ -197,6 +215,9 @@ class FakeExecutor:
         self.adapters.update(plan.adapters)
         for admission in plan.admitted:
             self._admit(admission)
+        trees = {run.row: self.rows[run.row].tree for run in plan.runs if is_unknown(run.parents)}
+        if trees:
+            plan = replace(plan, runs=[known(run, trees.get(run.row)) for run in plan.runs])
         assert len({run.row for run in plan.runs}) == len(plan.runs), "a row runs twice in one step"
         self._check_slots(plan)
         for run in plan.runs:
@@ -206,6 +227,8 @@ class FakeExecutor:
         self.num_computed += plan.num_tokens
         self._unmoved[plan.step] = []
         output = StepOutput(plan.step, [one for run in plan.runs if (one := self._sample(run, plan.step)) is not None])
+        for one in output.sampled:
+            one.tree = trees.get(one.row)
         if not self.ahead:
             self.settle(plan.step)
         return output
@@ -326,6 +349,9 @@ class FakeExecutor:
         for method, count in wanted.items():
             if proposed := self._propose(row, method, count):
                 tree = self._branch(proposed, row.states[-1]) if self._trees else DraftTree(proposed)
+                if tree.parents and self._unknown_trees and method == ANY_METHOD:
+                    row.tree, count = tree, len(tree.tokens)
+                    tree = DraftTree([UNKNOWN] * count, [UNKNOWN_PARENT] * count)
                 sampled.proposals.append(Proposal(method, tree.tokens, tree.parents, tree.confidences))
         return moves
 

@@ -33,6 +33,7 @@ class Engine:
         num_drafts: int = 0,
         accuracy: float = 1.0,
         trees: bool = False,
+        unknown_trees: bool = False,
         store: FakeStore | None = None,
         offload: bool = False,
         prefill_engines: FakePrefillEngines | None = None,
@@ -79,6 +80,7 @@ class Engine:
             num_drafts=num_drafts,
             accuracy=accuracy,
             trees=trees,
+            unknown_trees=unknown_trees,
             store=store,
             peers=prefill_engines or decode_engines,
         )

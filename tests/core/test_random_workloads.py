@@ -42,6 +42,7 @@ class Setting:
     num_drafts: int = 0
     draft_room: int = 0  # tokens of a step, beside the budget
     trees: bool = False
+    unknown_trees: bool = False
     store: FakeStore | None = None
     offload: bool = False
     prefill_engines: FakePrefillEngines | None = None
@@ -95,6 +96,7 @@ SETTINGS = st.builds(
     num_drafts=st.sampled_from([0, 1, 5]),
     draft_room=st.sampled_from([0, 0, 8]),
     trees=st.booleans(),
+    unknown_trees=st.booleans(),
     store=st.none() | st.builds(FakeStore, st.integers(0, 3), failures=st.sampled_from([0.0, 0.2])),
     offload=st.booleans(),
     has_states=st.booleans(),
@@ -215,6 +217,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         num_drafts=num_drafts,
         accuracy=0.9,
         trees=setting.trees,
+        unknown_trees=setting.unknown_trees,
         ahead=setting.ahead,
         store=setting.store,
         peers=setting.prefill_engines,
@@ -349,6 +352,7 @@ def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
         pipelined=seed % 5 > 2,
         num_drafts=rng.choice([0, 3, 6]),
         trees=seed % 2 > 0,
+        unknown_trees=seed % 4 > 2,
     )
     workload = []
     for i in range(14):

@@ -12,6 +12,7 @@ from fakes import ASKED_METHOD, make_drafts_free
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
 from quire.core.draft_budget import DraftBudget, chain_probabilities, host_share
 from quire.core.draft_policy import ANY_METHOD, CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
+from quire.core.draft_tree import UNKNOWN_PARENT
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import UNKNOWN, Proposal, Run, SampledRow, StepOutput, StepPlan
@@ -321,6 +322,48 @@ def test_trees_give_the_same_tokens_in_fewer_steps() -> None:
     assert len(quick.plans) < 0.8 * len(plain.plans)
     runs = [run for plan in quick.plans for run in plan.runs if run.parents]
     assert len(runs) > 5 and all(len(run.parents) == len(run.drafts) for run in runs)
+
+
+def test_trees_that_only_the_device_knows_are_verified_and_teach() -> None:
+    """As many nodes of them as were worth it of those before; the rate and the confidences are learnt as of others."""
+    plain, quick = engines(accuracy=0.8, trees=True, unknown_trees=True)
+    for engine in (plain, quick):
+        engine.add("a", LONG, max_tokens=60, n=2)
+        engine.finish()
+    assert [quick.tokens("a", sample) for sample in (0, 1)] == [plain.tokens("a", sample) for sample in (0, 1)]
+    assert len(quick.plans) < 0.8 * len(plain.plans)
+    runs = [run for plan in quick.plans for run in plan.runs if run.parents]
+    assert len(runs) > 5 and not any(UNKNOWN in run.drafts or UNKNOWN_PARENT in run.parents for run in runs)
+    speculation = quick.scheduler.speculation
+    assert speculation is not None
+    method = speculation._methods[ANY_METHOD]
+    assert method.num_trials > 10 and method._calibration and 0 < method._tree[-1] < method._tree[0] < 1
+
+
+def test_an_unknown_tree_is_as_likely_as_those_before() -> None:
+    method = MethodAcceptance(0.5, tree_nodes=8)
+    rate = AcceptanceRate(method)
+    assert rate.probabilities_of_unknown(3) == [1.0, 1.0, 1.0]
+    rate.update_tree([1, 2, 3], [-1, -1, 0], [0.2, 0.7, 0.5], [4])
+    first = rate.probabilities_of_unknown(3)
+    assert first == pytest.approx([0.7, 0.2, 0.1])
+    for _ in range(60):
+        rate.update_tree([1, 2, 3], [-1, -1, 0], [0.2, 0.7, 0.5], [4])
+    later = rate.probabilities_of_unknown(5)
+    assert later == sorted(later, reverse=True) and later[0] < 0.4 and later[3:] == later[2:3] * 2
+
+
+def test_of_an_unknown_tree_that_may_be_too_deep_fewer_nodes_are_verified() -> None:
+    _, quick = engines()
+    quick.add("a", LONG, max_tokens=40)
+    quick.step()
+    (seq,) = quick.scheduler.groups.running.items
+    assert quick.scheduler.speculation is not None
+    for left, most in ((6, 12), (4, 3)):
+        seq.group.length = seq.num_known + left
+        seq.proposals = [Proposal(ANY_METHOD, [UNKNOWN] * 12, [UNKNOWN_PARENT] * 12)]
+        tree, probabilities = quick.scheduler.speculation._offer(seq, seq.proposals[0])
+        assert len(tree.tokens) == len(tree.parents) == len(probabilities) == most
 
 
 def test_a_tree_has_no_more_nodes_than_a_word_has_bits() -> None:

@@ -4,6 +4,7 @@ probability that plain torch gives it."""
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from engine.test_head_speculation import BLOCK, speculating
 from models.head_twins import FORMATS, Target, write_bigrams, write_noisy_eagle, write_noisy_medusa
 from quire import LLM, SamplingParams
-from quire.core.draft_tree import DraftTree, depths, path_to
+from quire.core.draft_tree import DraftTree, depths, is_unknown, path_to
 
 pytestmark = pytest.mark.slow
 
@@ -172,3 +173,52 @@ def test_tokens_on_a_gpu_are_those_of_no_drafts(bigrams: Path, heads: Heads, met
     for temperature in (0.0, 0.7):
         assert answers(llm, temperature) == answers(LLM(bigrams, **given), temperature)
     assert len(runs) > 20 and llm.engine.stats().accepted_tokens > 60
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("eager", [False, True])
+def test_trees_that_only_a_gpu_knows_give_the_tokens_of_no_drafts(bigrams: Path, heads: Heads, eager: bool) -> None:
+    """They are queued behind what is being verified. In fp32, where rounding seldom decides between tokens."""
+    memory = {"kv_cache_memory_bytes": 256 << 20, "max_num_seqs": 8}
+    given = {"device": "cuda", "dtype": "float32", "enforce_eager": eager, "max_model_len": 160, **memory}
+    llm = speculating(bigrams, {"method": "eagle", "model": str(heads("eagle")), **TREE}, **given)
+    plain, runs, queued = LLM(bigrams, **given), unknown_runs(llm), trees_queued(llm)
+    num_same = num_answers = 0
+    for temperature in (0.0, 0.7):
+        for first in (0, 2, 4):
+            few = prompts()[first : first + 2], params(temperature)[first : first + 2]
+            found, expected = (
+                [one.token_ids for output in each.generate(*few) for one in output.outputs] for each in (llm, plain)
+            )
+            num_same += sum(map(eq, found, expected))
+            num_answers += len(expected)
+    stats = llm.engine.stats()
+    assert num_same >= num_answers - 2, f"{num_same} of {num_answers} answers"
+    assert len(runs) > 20 and len(queued) > 20 and stats.accepted_tokens > 60 and stats.held_blocks == 0
+    assert not any(is_unknown(run.parents) for run in runs)
+
+
+def unknown_runs(llm: LLM) -> list[Any]:
+    """The runs whose trees only the device knows, from now on."""
+    runner, runs = llm.engine.executor.runner, list[Any]()  # type: ignore[attr-defined]
+    launch = runner._launch
+
+    def listen(plan: Any) -> Any:
+        runs.extend(run for run in plan.runs if is_unknown(run.parents))
+        return launch(plan)
+
+    runner._launch = listen
+    return runs
+
+
+def trees_queued(llm: LLM) -> list[int]:
+    """How many trees are queued together behind what is being verified, from now on."""
+    chain, counts = llm.engine.executor.runner.proposer._methods[0][1]._program.chain, list[int]()  # type: ignore[attr-defined]
+    grow = chain.grow_behind
+
+    def listen(batch: Any, roots: Any, shape: Any, keeper: Any, verified: Any) -> Any:
+        counts.append(len(keeper.rows))
+        return grow(batch, roots, shape, keeper, verified)
+
+    chain.grow_behind = listen
+    return counts

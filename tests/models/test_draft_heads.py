@@ -23,7 +23,7 @@ from models.head_twins import (
     write_medusa,
     write_mtp,
 )
-from quire.core.draft_tree import DraftTree
+from quire.core.draft_tree import UNKNOWN_PARENT, DraftTree, is_unknown
 from quire.core.errors import BadCheckpoint, BadRequest, QuireError, Unsupported
 from quire.core.params import SamplingParams
 from quire.core.plan import UNKNOWN, Admission, Run, StepPlan
@@ -132,11 +132,13 @@ class Steps:
         self.run([Run(0, 0, whole // 2)], admitted)
         self.run([Run(0, whole // 2, whole - whole // 2), *(Run(row, 0, n) for row, n in enumerate(others, 1))], [])
 
-    def decode(self, drafts: dict[int, list[int]]) -> None:
+    def decode(self, drafts: dict[int, list[int]], parents: dict[int, list[int]] | None = None) -> None:
+        """`parents`: of trees"""
         runs = []
         for row, tokens in self.tokens.items():
             start, count = len(tokens) - 1, 1 + len(drafts.get(row, []))
-            runs.append(Run(row, start, count, self.grow(row, start + count), list(drafts.get(row, []))))
+            tree = list(drafts.get(row, [])), list((parents or {}).get(row, []))
+            runs.append(Run(row, start, count, self.grow(row, start + count), *tree))
         self.run(runs, [])
 
 
@@ -347,11 +349,68 @@ def trees_heard(proposer: Any) -> list[DraftTree]:
 
     def listen(known: Any, counts: Any) -> Any:
         proposed = propose(known, counts)
-        heard.extend(proposed.values())
+        for row, tree in proposed.items():
+            heard.append(proposer.grown_tree(row)() if is_unknown(tree.parents) else tree)
         return proposed
 
     proposer.propose = listen
     return heard
+
+
+@pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.0, 1.0, 0.6)])
+def test_trees_are_queued_before_the_host_knows_what_is_accepted(
+    made: Any, monkeypatch: pytest.MonkeyPatch, temperatures: Any
+) -> None:
+    """They are those that the host makes of each level's logits: behind trees and chains of which all, some and none is
+    accepted, and trees that only the device knows."""
+    monkeypatch.setattr("models.checking.DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
+    path, method, head, _ = made("EAGLE-3")
+    tree = {"tree_nodes": 8, "tree_top_k": 2}
+    ahead, single, truth = (
+        Steps(new_runner(make_ops("gpu"), path, method, head, **tree), temperatures, SHORT) for _ in "123"
+    )
+    without_chain(single.runner)
+    for steps in (ahead, single, truth):
+        steps.prefill()
+    for _ in range(9):
+        truth.decode({})
+    drafter, unknown = head_of(ahead.runner), ([UNKNOWN] * 8, [UNKNOWN_PARENT] * 8)
+    sampler: Any = ahead.runner.sampler
+    for accepted in ((3, 1, 0), (0, 2, 3), (1, 0, 2)):
+        trees = {row: around(truth.tokens[row][len(ahead.tokens[row]) :], n) for row, n in enumerate(accepted)}
+        keep(sampler, trees[1])
+        before = {row: len(tokens) for row, tokens in ahead.tokens.items()}
+        heard, made_ahead, expected = queued(drafter), trees_heard(drafter), trees_heard(head_of(single.runner))
+        drafter._grown[1] = lambda tree=trees[1]: [(tree.tokens, tree.parents, tree.confidences)], 0
+        ahead.decode(
+            {row: one.tokens for row, one in trees.items()} | {1: unknown[0]},
+            {row: one.parents for row, one in trees.items()} | {1: unknown[1]},
+        )
+        single.decode({row: one.tokens for row, one in trees.items()}, {row: one.parents for row, one in trees.items()})
+        assert heard == [{0, 1, 2}] and not drafter._ahead
+        assert [len(tokens) - before[row] for row, tokens in ahead.tokens.items()] == [1 + n for n in accepted]
+        assert ahead.tokens == single.tokens
+        assert len(made_ahead) == len(expected) == 3
+        for grown, of_host in zip(made_ahead, expected, strict=True):
+            assert (grown.tokens, grown.parents) == (of_host.tokens, of_host.parents)
+            np.testing.assert_allclose(grown.confidences, of_host.confidences, rtol=1e-4)
+    (proposal,) = ahead.output.sampled[2].proposals
+    assert is_unknown(proposal.parents) and ahead.runner.proposer is not None
+    ahead.runner.proposer.read_drafts(2, proposal)  # as for a row with structured output
+    assert (proposal.tokens, proposal.parents) == (expected[2].tokens, expected[2].parents)
+
+
+def around(rest: list[int], num_accepted: int) -> DraftTree:
+    """A tree of eight nodes in which so many of these tokens stand, not as a chain has them."""
+    right = [*rest[:num_accepted], *(token ^ 1 for token in rest[num_accepted:3])]
+    tokens = [right[0] ^ 2, right[0], right[1] ^ 4, right[1], right[0] ^ 4, right[2] ^ 2, right[2], right[1]]
+    return DraftTree(tokens, [-1, -1, 1, 1, -1, 3, 3, 0], [0.5] * 8)
+
+
+def keep(sampler: Any, tree: DraftTree) -> None:
+    """For row 1, as a head would."""
+    found = torch.tensor([[tree.tokens, tree.parents, [1] * 8]], dtype=torch.int32, device=sampler.device)
+    sampler.keep_trees(found, torch.tensor([1], dtype=torch.int32, device=sampler.device), 3)
 
 
 def target_config(path: Path) -> ModelConfig:

@@ -34,9 +34,9 @@ def step(counts: list[int], contexts: list[int]) -> StepBatch:
     )
 
 
-def program(max_drafts: int = 0) -> GpuProgram:
+def program(max_drafts: int = 0, tree_nodes: int = 0) -> GpuProgram:
     cache = GpuCache(KVSpec(1, 1, 16, BLOCK, "float32"), 9, 0, CPU)
-    return GpuProgram(lambda batch: batch.slots, cache, 64, 5, 300, max_drafts=max_drafts)
+    return GpuProgram(lambda batch: batch.slots, cache, 64, 5, 300, max_drafts=max_drafts, tree_nodes=tree_nodes)
 
 
 @dataclass
@@ -130,6 +130,34 @@ def test_what_verifies_chains_has_graphs_of_its_own():
     assert size_for(5) == (16, False)  # as many as no chain of three drafts has
     assert size_for(4, 1, all_logits=False) == (16, False)  # a prompt, perhaps
     assert program()._chain_inputs(5) == []
+
+
+def test_what_verifies_trees_alone_has_graphs_of_its_own():
+    """Beside a prompt, trees are in the others."""
+    made = program(tree_nodes=7)
+    made._lone_tree_graphs = {one.num_tokens: Captured(one) for one in made._lone_tree_inputs(5)}
+    made._tree_graphs = {64: Captured(GraphInputs(64, 5, made._width, CPU, False, max_queries=8, num_rows=64))}
+    assert list(made._lone_tree_graphs) == [8, 16, 32]
+
+    def batch_of(*counts: int) -> StepBatch:
+        words = np.concatenate([[1, 3, 5, 9, 17, 33, 65, 129, 257][:count] for count in counts]).astype(np.int64)
+        rows = np.arange(len(words), dtype=np.int32)
+        return replace(step([*counts], [9] * len(counts)), logit_rows=rows, ancestors=words)
+
+    def size_for(batch: StepBatch) -> int:
+        return made._graph_for(batch).inputs.num_tokens
+
+    assert size_for(batch_of(8)) == 8 and size_for(batch_of(8, 1)) == 16
+    assert size_for(batch_of(*[8] * 5)) == 64
+    assert size_for(replace(batch_of(8, 1), logit_rows=np.arange(8, dtype=np.int32))) == 64
+    inputs, sent = made._lone_tree_graphs[16].inputs, batch_of(6, 1)
+    inputs.send(sent)
+    batch = made._batch_from(inputs, with_adapters=False)
+    check_alignment(batch)
+    assert batch.decodes and not batch.prefills and batch.all_logits and batch.max_queries == 8
+    assert batch.ancestors.tolist()[:7] == sent.ancestors.tolist()
+    assert batch.runs.seq_starts.tolist() == [0, 6, 7, 7, 7, 7]
+    assert program()._lone_tree_inputs(5) == []
 
 
 def test_sizes_of_chains_end_where_steps_do():

@@ -19,7 +19,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 ATTENTION = ["triton_attention", "triton_latent", "triton_self_attention", "triton_step", "draft_trees", "block_copy"]
-DRAFTS = ["accepted_drafts", "tree_steps"]
+DRAFTS = ["accepted_drafts", "tree_steps", "kept_trees"]
 PAGES = ["gpu_window_pages", "triton_sparse"]
 LINEAR = ["triton_linear", "triton_grouped", "triton_scaled", "triton_experts", "triton_eight_bits"]
 WIDE = ["wide_tiles", "w4a8_wide"]

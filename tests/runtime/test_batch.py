@@ -6,6 +6,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from quire.core.draft_tree import UNKNOWN_PARENT
 from quire.core.params import SamplingParams
 from quire.core.plan import UNKNOWN, Admission, Run
 from quire.runtime.batch import BatchRows, Places
@@ -132,6 +133,21 @@ def test_a_token_that_comes_after_its_row_was_given_up_is_not_written() -> None:
     assert not rows.held(places).any() and rows.known(places, [[9]]) == {}
     rows.settle(places, [[9]])
     assert rows.step([Run(1, 0, 3)]).batch.ids.tolist() == [7, 8, 5]
+
+
+def test_a_step_with_a_tree_that_only_the_device_knows() -> None:
+    """Its nodes wait there for their positions and words."""
+    rows = BatchRows(4, 100, block_size=4)
+    rows.admit(admission(1, [10, 11, 12], [7, 3]))
+    rows.admit(admission(2, [30, 31], [1]))
+    tree = Run(1, 2, 4, drafts=[UNKNOWN] * 3, parents=[UNKNOWN_PARENT] * 3)
+    step = rows.step([tree, Run(2, 1, 2, drafts=[60])])
+    batch = step.batch
+    assert batch.ids.tolist() == [12, ~(1 + 4), ~(1 + 8), ~(1 + 12), 31, 60]
+    assert batch.positions.tolist() == [2, 2, 2, 2, 1, 2] and batch.slots.tolist() == [30, 31, 12, 13, 5, 6]
+    assert batch.ancestors is not None and batch.ancestors.tolist() == [1, 0, 0, 0, 1, 3]
+    step.parents[1][:] = [-1, -1, 0]  # when it is known
+    assert tree.parents == [UNKNOWN_PARENT] * 3
 
 
 def test_a_step_with_a_tree() -> None:

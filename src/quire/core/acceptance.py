@@ -73,6 +73,8 @@ class MethodAcceptance:
         self._positions = [_RunningShare(prior * METHOD_WEIGHT, METHOD_WEIGHT, METHOD_MEMORY)]
         self.position_rates = [prior]  # a later position has the last of them
         self._rescued = _RunningShare(RESCUE_PRIOR * METHOD_WEIGHT, METHOD_WEIGHT, METHOD_MEMORY)
+        # Of the nodes of a tree, from the likeliest on: how likely they were, on average.
+        self._tree: list[float] = []
         # By depth and bin of confidence, acceptances and the sum of the confidences.
         self._calibration: dict[tuple[int, int], _RunningShare] = {}
 
@@ -116,6 +118,19 @@ class MethodAcceptance:
         if key not in self._calibration:
             self._calibration[key] = _RunningShare(CALIBRATION_WEIGHT, CALIBRATION_WEIGHT, METHOD_MEMORY)
         self._calibration[key].add(accepted, confidence)
+
+    def probabilities_of_unknown(self, count: int) -> list[float]:
+        """Of the nodes of a tree that is not known, from the likeliest on: as of those before. The first is certain, so
+        that it is verified."""
+        known = self._tree[:count]
+        return known + (known[-1:] or [1.0]) * (count - len(known))
+
+    def add_probabilities(self, probabilities: Sequence[float]) -> None:
+        """Of the nodes of a tree."""
+        ranked = sorted(probabilities, reverse=True)
+        for place, (mean, one) in enumerate(zip(self._tree, ranked, strict=False)):
+            self._tree[place] = mean + (one - mean) * (1 - NODES_MEMORY)
+        self._tree += ranked[len(self._tree) :]
 
     def add_tree(self, drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) -> None:
         """Of a tree, these nodes were verified."""
@@ -208,6 +223,10 @@ class AcceptanceRate:
             found.append(before * min(node_rate(depth, confidence) * own_rate, MAX_NODE_RATE))
         return found
 
+    def probabilities_of_unknown(self, count: int) -> list[float]:
+        """The same of a tree that is not known yet, from the likeliest node on."""
+        return self._method.probabilities_of_unknown(count)
+
     def update(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
         """Compare `drafts` with the sampled `tokens`, up to the first rejected one: those behind it teach nothing. Of
         drafts that are UNKNOWN, all but the last token were accepted."""
@@ -225,6 +244,7 @@ class AcceptanceRate:
         self, drafts: Sequence[int], parents: Sequence[int], confidences: Sequence[float], tokens: Sequence[int]
     ) -> None:
         """The same for nodes with confidences: what was sampled also tells of those that were not verified."""
+        self._method.add_probabilities(self.probabilities(parents, confidences))
         for depth, (level, accepted) in enumerate(compared_levels(drafts, parents, tokens), 1):
             self._add(int(accepted == level[0]), int(accepted != level[0]), depth - 1)
             expected = sum(self._method.node_rate(depth, confidences[node]) for node in level)

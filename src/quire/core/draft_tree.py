@@ -1,12 +1,14 @@
 """Draft tokens that branch: several continuations, which share what they have in common.
 
 A tree is a list of tokens (nodes) and the parent of each: an earlier node, or ROOT, the last known token. So its first
-nodes, however many, are a tree as well. A chain, in which every node follows the one before it, has no parents."""
+nodes, however many, are a tree as well. A chain, in which every node follows the one before it, has no parents. Where
+only the device knows a tree, all parents are UNKNOWN_PARENT."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 ROOT = -1
+UNKNOWN_PARENT = -2
 MAX_TREE_NODES = 63  # of one run: a word has a bit for each of them, and one for the token before them
 
 
@@ -48,6 +50,11 @@ class DraftTree:
 
 def parent_of(parents: Sequence[int], node: int) -> int:
     return parents[node] if parents else node - 1
+
+
+def is_unknown(parents: Sequence[int]) -> bool:
+    """Whether only the device knows this tree."""
+    return bool(parents) and parents[0] == UNKNOWN_PARENT
 
 
 def without_chain(parents: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ A sequence holds a *row* from admission until it ends or is preempted. The runne
 from dataclasses import dataclass, field
 
 from quire.core.block_keys import BlockKey
+from quire.core.draft_tree import DraftTree
 from quire.core.params import SamplingParams
 from quire.core.prefix_tree import Namespace
 from quire.core.request import IdLogprob
@@ -40,7 +41,8 @@ class Run:
 
     With `parents`, the drafts are a tree (core/draft_tree.py): draft n is computed at place start + count - len(drafts)
     + n, and its position is that of its parent and one. The runner goes on at the child that was sampled, and moves the
-    keys and values of the accepted drafts to the places of a chain."""
+    keys and values of the accepted drafts to the places of a chain. If only the device knows the tree, its drafts are
+    UNKNOWN and its parents UNKNOWN_PARENT; `SampledRow.tree` tells what it was."""
 
     row: int
     start: int
@@ -140,7 +142,8 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Proposal:
-    """Draft tokens that may follow the tokens of a row, by one method. Those of a chain may be UNKNOWN, all of them."""
+    """Draft tokens that may follow the tokens of a row, by one method. They may be UNKNOWN, all of them: then a tree
+    has no confidences, and its parents are UNKNOWN_PARENT."""
 
     method: str
     tokens: list[int]
@@ -159,6 +162,7 @@ class SampledRow:
     beams: list[IdLogprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
     proposals: list[Proposal] = field(default_factory=list)  # draft tokens that may follow `tokens`
     mu: float | None = None  # mirostat's, after `tokens`
+    tree: DraftTree | None = None  # that was verified, or a part of it, if the plan did not know it
     error: str = ""  # why sampling failed, which ends the sequence; `tokens` is empty
 
 

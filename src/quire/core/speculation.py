@@ -7,7 +7,7 @@ from quire.core.acceptance import AcceptanceRate, MethodAcceptance
 from quire.core.draft_budget import COST_MARGIN, DraftBudget, chain_probabilities
 from quire.core.draft_policy import DraftPolicy
 from quire.core.draft_quotas import Asked, DraftQuotas
-from quire.core.draft_tree import MAX_TREE_NODES, DraftTree, accepted_path, without_chain
+from quire.core.draft_tree import MAX_TREE_NODES, DraftTree, accepted_path, is_unknown, without_chain
 from quire.core.kv_blocks import KVBlocks
 from quire.core.limits import SchedulerLimits
 from quire.core.plan import UNKNOWN, Proposal, Run, SampledRow, StepOutput, StepPlan
@@ -27,6 +27,7 @@ class Speculation:
         self._kv_blocks = kv_blocks
         self._rows = rows
         self._methods = {one.name: MethodAcceptance(one.acceptance, one.tree_nodes) for one in policy.methods}
+        self._depths = {one.name: one.max_tokens for one in policy.methods}  # of trees, at most
         self._free = [method for method in policy.methods if method.is_free]
         self._quotas = [
             DraftQuotas(method, self._methods[method.name], policy, self.budget)
@@ -152,12 +153,19 @@ class Speculation:
         rate = self._rate(seq, proposal.method)
         if proposal.confidences:
             return sum(rate.probabilities(proposal.parents, proposal.confidences))
+        if is_unknown(proposal.parents):
+            return sum(rate.probabilities_of_unknown(len(proposal.tokens)))
         return rate.accepted_tokens(len(proposal.tokens))
 
     def _offer(self, seq: Sequence, proposal: Proposal) -> tuple[DraftTree, list[float]]:
         """The draft tokens that fit, the likeliest first, and how likely each is, as far as they may pay."""
         rate = self._rate(seq, proposal.method)
         longest = max(min(seq.group.length - seq.num_known, self._max_chunk) - 1, 0)
+        if is_unknown(proposal.parents):
+            # Of a tree that may be too deep, so many nodes fit in any case.
+            fits = self._places(seq) if longest >= self._depths[proposal.method] else min(longest, self._places(seq))
+            tree = DraftTree(proposal.tokens[:fits], proposal.parents[:fits])
+            return tree, rate.probabilities_of_unknown(len(tree.tokens))
         if not proposal.confidences:
             tokens = proposal.tokens[:longest]
             return DraftTree(tokens), chain_probabilities(rate.position_rates(len(tokens)))
@@ -207,6 +215,8 @@ class Speculation:
 
     def verify(self, seq: Sequence, sampled: SampledRow, run: Run | None, step: int) -> None:
         """Roll back the rejected drafts of `run`, and update acceptance rates, also by drafts that did not run."""
+        if run is not None and sampled.tree is not None:
+            self._fill_in(seq, run, sampled.tree)
         if run is not None:
             seq.drop_placeholders(len(run.drafts))
             self._kv_blocks.roll_back(seq, run.start + self._num_kept(seq, sampled, run))
@@ -219,6 +229,14 @@ class Speculation:
         for rate in seq.rates.values():
             if rate.asked_step == step:
                 rate.note_answer(bool(sampled.proposals), seq.num_known)
+
+    @staticmethod
+    def _fill_in(seq: Sequence, run: Run, tree: DraftTree) -> None:
+        """What only the device knew when the run was planned."""
+        run.drafts, run.parents = tree.tokens[: len(run.drafts)], tree.parents[: len(run.parents)]
+        if seq.proposals and is_unknown(seq.proposals[0].parents):
+            method = seq.proposals[0].method
+            seq.proposals[0] = Proposal(method, tree.tokens, tree.parents, tree.confidences)
 
     def _learn_all(self) -> None:
         """Compare what was proposed with what was sampled. Not in `verify`: a device may wait for the next plan."""

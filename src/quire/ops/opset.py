@@ -19,7 +19,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.op_arguments import Activation, Keep, Mamba2Weights, MambaWeights, Routing, Wkv7Weights, quantization_of
-from quire.ops.program import Chain, GrownTree, HiddenStates, Program, ProgramSpec, TreeRoots, TreeShape, VerifiedLines
+from quire.ops.program import (
+    Chain,
+    GrownTree,
+    HiddenStates,
+    Program,
+    ProgramSpec,
+    TreeKeeper,
+    TreeRoots,
+    TreeShape,
+    VerifiedLines,
+    VerifiedRuns,
+)
 from quire.ops.sampler import Masks, Sampler
 from quire.ops.step_batch import WORD_BITS, Float32, Int32, Int64, StepBatch, Value
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
@@ -48,10 +59,12 @@ __all__ = [
     "Routing",
     "Sampler",
     "StepBatch",
+    "TreeKeeper",
     "TreeRoots",
     "TreeShape",
     "Value",
     "VerifiedLines",
+    "VerifiedRuns",
     "Wkv7Weights",
     "quantization_of",
 ]

@@ -33,6 +33,9 @@ class Chain(Protocol):
     def takes_verified(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
         """The same with `verified`: whether nothing about these rows but their number of tokens must be known."""
 
+    def takes_unknown_trees(self, rows: Sequence[int], target: Any) -> bool:
+        """Whether the host need not know trees of these rows until they are verified. If `takes_trees`."""
+
     def run(
         self,
         batch: StepBatch,
@@ -55,11 +58,23 @@ class Chain(Protocol):
     def take_steps(self) -> list[tuple[int, float]]:
         """Of the runs that have ended since the last call, the rows of each step and the seconds that it took."""
 
-    def grow(self, logits: Any, kept: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[GrownTree]]":
+    def grow(
+        self, logits: Any, kept: Any, roots: "TreeRoots", shape: "TreeShape", keeper: "TreeKeeper | None" = None
+    ) -> "Callable[[], list[GrownTree]]":
         """A tree of drafts for each sequence, from the logits [S, vocab] of the roots and what their step kept. Of each
         level, the nodes that are the likeliest with all before them are computed. Their children are the most likely
         tokens or, where tokens are sampled, the candidates that lead the race which will sample the token. The result
-        waits, and has the likeliest nodes of all, in that order. If `takes_trees`."""
+        waits, and has the likeliest nodes of all, in that order. If `takes_trees`.
+
+        With a `keeper`, its sampler keeps the nodes as drafts, so that nothing has to wait."""
+
+    def grow_behind(
+        self, batch: StepBatch, roots: "TreeRoots", shape: "TreeShape", keeper: "TreeKeeper", verified: "VerifiedRuns"
+    ) -> "tuple[Callable[[], list[GrownTree]], bool]":
+        """The same behind drafts that the keeper's sampler is verifying: only the device knows which are accepted.
+        `batch` has `1 + verified.max_depth` tokens of each sequence, from the last known one on, as if so many drafts
+        were accepted. Their ids and rows of hidden states mean nothing, and `roots` are as if none were; keys are those
+        of `max_depth` more levels. -> trees, and whether `take_steps` will tell what they took"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +87,35 @@ class VerifiedLines:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedRuns:
+    """S sequences whose drafts a sampler verifies, chains or trees, and this process does not know what is accepted."""
+
+    first_lines: Int32  # [S] of the logits that were verified last
+    known: Int32  # [S] tokens of the text before
+    max_depth: int  # of the drafts
+    window: int  # rows of hidden states of a row: that of place p is row * window + p % window
+
+
+@dataclass(frozen=True, slots=True)
+class TreeKeeper:
+    """Who keeps trees as drafts."""
+
+    sampler: Any  # of the target, of the same op set
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class TreeShape:
     num_levels: int
     top_k: int  # nodes of a level that are computed
     num_children: int  # of a node
     num_candidates: int  # for them: more than there are children where tokens are sampled
     num_nodes: int  # of a tree, at most: the likeliest
+
+    @property
+    def num_found(self) -> int:
+        """Nodes of a tree, some of which may be impossible."""
+        return min(self.num_nodes, self.num_children * (1 + (self.num_levels - 1) * self.top_k))
 
 
 @dataclass(frozen=True, slots=True)

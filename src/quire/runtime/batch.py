@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.draft_tree import accepted_path, ancestor_words, depths
+from quire.core.draft_tree import accepted_path, ancestor_words, depths, is_unknown
 from quire.core.plan import UNKNOWN, Admission, Run
 from quire.ops.compiled import native
 from quire.ops.opset import WORD_BITS, Int32, Int64, StepBatch
@@ -26,7 +26,7 @@ class BatchedStep:
     batch: StepBatch
     sampling: Int32  # [D] rows, in the order of their lines
     drafts: dict[int, list[int]]  # ids by row; a row without drafts is not a key
-    parents: dict[int, list[int]]  # of drafts that are a tree, by row
+    parents: dict[int, list[int]]  # of drafts that are a tree, by row; UNKNOWN_PARENT until it is verified
     scored: list[tuple[int, slice, list[int]]]  # (row, its lines of the logits, the prompt token that followed each)
 
 
@@ -151,7 +151,7 @@ class BatchRows:
                 self._grow(run.row, run.new_blocks)
         drafted = [run for run in runs if run.drafts]
         drafts = self._append_drafts(drafted) if drafted else {}
-        parents = {run.row: run.parents for run in drafted if run.parents}
+        parents = {run.row: list(run.parents) for run in drafted if run.parents}
         ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, sampling = native.assemble(
             self.tokens,
             self.tables,
@@ -212,7 +212,8 @@ def _segments(runs: Sequence[Run], seq_starts: Int32) -> Int32:
 
 
 def _branch(batch: StepBatch, runs: Sequence[Run]) -> Int64:
-    """Let the drafts of trees stand at the positions of their depths. -> what each token of the step sees"""
+    """Let the drafts of trees stand at the positions of their depths. -> what each token of the step sees. Drafts of a
+    tree that only the device knows stand at the position of its root, and have no word."""
     words = np.zeros(batch.num_tokens, np.int64)
     for run, first in zip(runs, batch.seq_starts.tolist(), strict=False):
         tokens = slice(first, first + run.count)
@@ -222,6 +223,10 @@ def _branch(batch: StepBatch, runs: Sequence[Run]) -> Int64:
             assert run.count <= WORD_BITS, f"a run of {run.count} tokens has a tree, and {WORD_BITS} is possible"
             num_known = run.count - len(run.drafts)
             last = first + num_known - 1  # the root
+            if is_unknown(run.parents):
+                assert num_known == 1, f"a tree that is not known follows {num_known} tokens of a run"
+                batch.positions[last + 1 : first + run.count], words[tokens][1:] = batch.positions[last], 0
+                continue
             batch.positions[last + 1 : first + run.count] = batch.positions[last] + np.array(depths(run.parents))
             of_tree = np.array(ancestor_words(run.parents), np.uint64) << np.uint64(num_known - 1)
             words[tokens][num_known - 1 :] = (of_tree | np.uint64((1 << num_known) - 1)).view(np.int64)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from quire.core.draft_tree import DraftTree
+from quire.core.draft_tree import DraftTree, is_unknown
 from quire.core.plan import UNKNOWN, Admission, Run, SampledRow, StepOutput, StepPlan
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
@@ -224,14 +224,19 @@ class Runner:
             sample = self.sampler.verify(logits[:num_lines], rows, drafts, masks, parents)
         elif rows:
             sample = self.sampler.begin(logits[: len(rows)], rows, masks)
+        unknown = [row for row, of_row in step.parents.items() if is_unknown(of_row)]
+        trees = self.proposer.grown_trees(unknown) if self.proposer else {}
         num_drafts = np.fromiter(map(len, drafts), np.int32) if drafts else np.zeros(len(rows), np.int32)
         places = self.rows.expect(step.sampling, num_drafts)
-        if step.drafts and self.proposer and masks is None and not step.parents:
+        if step.drafts and self.proposer and masks is None and not (step.parents and self.proposer.synthetic):
             known = dict(zip(rows, places.positions.tolist(), strict=True))
             self.proposer.propose_ahead(known, step.drafts, runs)
 
         def finish() -> dict[int, SampledRow]:
+            known = self._fill_in(step, {row: arrive() for row, arrive in trees.items()})
             sampled = {one.row: one for one in sample()}
+            for row, tree in known.items():
+                sampled[row].tree = tree
             if step.drafts and self.proposer and self.proposer.synthetic:
                 self.proposer.accept(sampled, self._unmatched(step))
             if step.parents:
@@ -245,6 +250,15 @@ class Runner:
             return sampled
 
         return finish
+
+    def _fill_in(self, step: BatchedStep, trees: dict[int, DraftTree]) -> dict[int, DraftTree]:
+        """Trees that only the device knew when the step was planned."""
+        for row, tree in trees.items():
+            count = len(step.drafts[row])
+            step.drafts[row][:], step.parents[row][:] = tree.tokens[:count], tree.parents[:count]
+            assert self.proposer is not None
+            self.proposer.take_tree(row, tree)
+        return trees
 
     def _move_accepted(self, step: BatchedStep, sampled: dict[int, SampledRow], places: Places) -> None:
         """Move the keys and values of accepted drafts of trees to where those of a chain are. (What methods have in
@@ -284,7 +298,9 @@ class Runner:
             for proposal in proposals:
                 if not proposal.parents and not any_matched:
                     continue  # a chain may be any
-                if UNKNOWN in proposal.tokens and self.structured and self.structured.any_matched([row]):
+                if UNKNOWN in proposal.tokens:
+                    if self.structured is None or not self.structured.any_matched([row]):
+                        continue
                     proposer.read_drafts(row, proposal)  # its grammar must know them
                 tree = self._computable(row, DraftTree(proposal.tokens, proposal.parents, proposal.confidences))
                 proposal.tokens, proposal.parents, proposal.confidences = tree.tokens, tree.parents, tree.confidences

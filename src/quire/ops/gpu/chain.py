@@ -3,12 +3,14 @@ that the one before sampled, with the hidden state that it kept. All of them are
 their arrays."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire.ops.gpu.accepted import continue_behind_accepted
+from quire.ops.gpu.accepted_trees import follow_accepted_branch, move_levels
 from quire.ops.gpu.aligned import pack, views
 from quire.ops.gpu.attention.pages import Runs, next_power_of_two
 from quire.ops.gpu.batch import GpuBatch, TokenIds
@@ -18,8 +20,17 @@ from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.rows import MAX_KEPT_DRAFTS, Features
 from quire.ops.gpu.sampling.sampler import EDIT_FEATURES, DeviceSampler, padded
-from quire.ops.gpu.tree_steps import TreeSteps
-from quire.ops.opset import GrownTree, Int32, StepBatch, TreeRoots, TreeShape, VerifiedLines
+from quire.ops.gpu.tree_steps import TreeSteps, grown, padded_rows
+from quire.ops.opset import (
+    GrownTree,
+    Int32,
+    StepBatch,
+    TreeKeeper,
+    TreeRoots,
+    TreeShape,
+    VerifiedLines,
+    VerifiedRuns,
+)
 
 MAX_NEW_TOKENS = 8  # of a sequence on average, that a chain of fewer drafts reads first
 
@@ -91,8 +102,7 @@ class DraftChain:
         is_timed = self._graphs.is_captured(key)  # what is compiled or captured tells nothing
         with torch.inference_mode():
             if verified is not None:
-                of_lines = target.verified[: len(self._verified)]  # behind those of all lines is padding
-                self._verified[: len(of_lines)].copy_(of_lines)
+                self._take_verified(target)
             if is_timed:
                 self._timer.start()
             self._graphs.run(key, pack(arrays).numpy(), launch)
@@ -107,8 +117,76 @@ class DraftChain:
     def take_steps(self) -> list[tuple[int, float]]:
         return self._timer.take()
 
-    def grow(self, logits: Tensor, kept: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
-        return self._trees.run(logits, kept, roots, shape)
+    def _take_verified(self, target: DeviceSampler) -> None:
+        of_lines = target.verified[: len(self._verified)]  # behind those of all lines is padding
+        self._verified[: len(of_lines)].copy_(of_lines)
+
+    # -- trees -----------------------------------------------------------------------------------------------------
+
+    def takes_unknown_trees(self, rows: Sequence[int], target: DeviceSampler) -> bool:
+        return self.takes_trees and target.takes_trees(rows)
+
+    def grow(
+        self, logits: Tensor, kept: Tensor, roots: TreeRoots, shape: TreeShape, keeper: TreeKeeper | None = None
+    ) -> Callable[[], list[GrownTree]]:
+        if keeper is not None:
+            keeper.sampler.unknown_depth = shape.num_levels
+        return self._trees.run(logits, kept, roots, shape, keeper)
+
+    def grow_behind(
+        self, batch: StepBatch, roots: TreeRoots, shape: TreeShape, keeper: TreeKeeper, verified: VerifiedRuns
+    ) -> tuple[Callable[[], list[GrownTree]], bool]:
+        target, count, size = keeper.sampler, 1 + verified.max_depth, self._cache.spec.block_size
+        target.unknown_depth = shape.num_levels
+        of_trees = self._trees.arrays(replace(roots, keys=roots.keys[:, : shape.num_levels]), shape)
+        arrays = [*self._first_step(batch, keeper.rows, count, verified, roots), *of_trees]
+        shapes = [array.shape for array in arrays]
+
+        def launch(on_device: Tensor) -> Tensor:
+            of_first, of_trees = views(on_device, shapes)[:10], views(on_device, shapes)[10:]
+            ids, positions, slots, hidden_rows, rows, contexts, starts, first_lines, known, more_keys = of_first
+            _, keys, logit_rows, _, _, tables, *of_steps = of_trees
+            first_step, steps = (ids, hidden_rows, rows, logit_rows), thirds(of_steps)
+            of_target = self._verified, target.params, target.paths
+            follow_accepted_branch(first_step, (first_lines, known), *of_target, verified.window)
+            move_levels(logit_rows, known, rows, steps, keys, more_keys, tables, count, size)
+            runs, hidden = Runs(starts, contexts, tables), self._hidden.rows.index_select(0, hidden_rows)
+            queries = next_power_of_two(count)
+            step = self._batch(ids, positions, slots, runs, logit_rows, hidden, max_queries=queries)
+            logits = self._forward(step)
+            assert step.kept is not None, "the program keeps no hidden states"
+            found = self._trees.levels(logits, step.kept, of_trees, shape)
+            target.keep_trees(found, rows, shape.num_levels)
+            return found
+
+        num_seqs = len(keeper.rows)
+        key = "tree", padded(num_seqs), count, shape
+        is_timed = self._graphs.is_captured(key)
+        with torch.inference_mode():
+            self._take_verified(target)
+            if is_timed:
+                self._timer.start()
+            found = self._graphs.run(key, pack(arrays).numpy(), launch)[:num_seqs]
+            if is_timed:
+                self._timer.stop(shape.top_k * num_seqs, shape.num_levels)
+            return grown(found, whole=True), is_timed
+
+    def _first_step(
+        self, batch: StepBatch, rows: Sequence[int], count: int, verified: VerifiedRuns, roots: TreeRoots
+    ) -> list[Int32]:
+        """ids, positions, slots and hidden_rows [S * count], rows and contexts [S], seq_starts [S + 1], first lines and
+        known tokens [S], keys [levels, 2, S]. S is padded."""
+        n, s = len(rows), padded(len(rows))
+        of_tokens = np.zeros((4, s * count), np.int32)
+        of_tokens[2] = -1
+        of_tokens[1:3, : n * count] = batch.positions, batch.slots
+        contexts, starts = np.zeros(s, np.int32), np.full(s + 1, n * count, np.int32)
+        contexts[:n], starts[: n + 1] = batch.context_lens, batch.seq_starts
+        first_lines, known = of_verified = np.zeros((2, s), np.int32)
+        of_verified[:, :n] = verified.first_lines, verified.known
+        keys = np.zeros((roots.keys.shape[1], 2, s), np.int32)
+        keys[:, :, :n] = roots.keys.astype(np.uint32).view(np.int32).transpose(1, 2, 0)
+        return [*of_tokens, padded_rows(rows), contexts, starts, first_lines, known, keys]
 
     def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int, tokens_of_seq: int) -> list[Int32]:
         """ids, positions, slots and hidden_rows [T] of the first step; rows, ids of the next step, context_lens and

@@ -31,7 +31,8 @@ class StepArrays(NamedTuple, Generic[Array]):
 class GraphInputs:
     """The arrays of a step of at most T tokens in S sequences, R of which have logits. If it `decodes`, every sequence
     has one token. With `max_queries` above 1, drafts may be trees, and a sequence that has one has at most that many
-    tokens; or, if they are `chains`, every sequence has at most that many tokens, and all tokens have logits."""
+    tokens; or, if they are `chains`, every sequence has at most that many tokens, and all tokens have logits. Then they
+    are trees if they have `branches`."""
 
     def __init__(
         self,
@@ -42,12 +43,13 @@ class GraphInputs:
         decodes: bool,
         max_queries: int = 1,
         chains: bool = False,
+        branches: bool = False,
         num_rows: int | None = None,  # as many as sequences
         state_taps: int | None = None,
     ) -> None:
         self.num_tokens, self.num_seqs, self.num_rows = num_tokens, num_seqs, num_rows or num_seqs
         self.decodes, self.max_queries, self.chains = decodes, max_queries, chains
-        self.trees = max_queries > 1 and not chains
+        self.trees = max_queries > 1 and (branches or not chains)
         self._width = width
         self.segments: SegmentInputs | None = None
         if state_taps is not None:

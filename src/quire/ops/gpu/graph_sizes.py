@@ -23,6 +23,12 @@ def tree_graph_sizes(tree_nodes: int, max_size: int) -> list[int]:
     return sorted({size for size in (*TREE_GRAPH_SIZES, *whole) if size <= max_size})
 
 
+def lone_tree_graph_sizes(tree_nodes: int, max_size: int) -> list[int]:
+    """The sizes of graphs for trees and nothing else: of whole trees of 1, 2 and 4 sequences, up to a multiple of 8."""
+    sizes = {-(-(1 + tree_nodes) * count // 8) * 8 for count in (1, 2, 4)}
+    return sorted({size for size in sizes if size <= max_size})
+
+
 def chain_graph_sizes(max_size: int) -> list[int]:
     """Up to the first that holds a step of `max_size` tokens."""
     return [

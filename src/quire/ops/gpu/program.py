@@ -28,9 +28,11 @@ from quire.ops.gpu.graph_sizes import (
     chain_graph_sizes,
     decode_graph_sizes,
     drop_slower_sizes,
+    lone_tree_graph_sizes,
     tree_graph_sizes,
 )
 from quire.ops.gpu.hidden_states import GpuHiddenStates
+from quire.ops.gpu.sampling.kept_trees import look_up_tokens
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.states.segments import are_independent, has_states, segments_on_device, taps_of, with_segments
 from quire.ops.opset import WORD_BITS, Chain, Int32, StepBatch
@@ -88,6 +90,7 @@ class GpuProgram:
         self._state_taps = taps_of(cache.spec) if has_states(cache.spec) else None
         self.takes_trees = not cache.spec.latent and self._state_taps is None
         self._last = None if sampler is None else sampler.last
+        self._kept_trees = None if sampler is None else sampler.trees
         self._batch_invariant, self._hidden = batch_invariant, hidden
         self._agree = agree
         self.kept: Tensor | None = None
@@ -105,6 +108,7 @@ class GpuProgram:
         self._prefill_graphs: dict[int, CapturedGraph] = {}
         self._many_rows_graphs: dict[int, CapturedGraph] = {}
         self._tree_graphs: dict[int, CapturedGraph] = {}
+        self._lone_tree_graphs: dict[int, CapturedGraph] = {}  # beside no prompts
         self._tree_nodes = tree_nodes
         self._chain_graphs: dict[int, CapturedGraph] = {}
         has_chain_graphs = max_drafts > 0 and self.takes_trees and not batch_invariant
@@ -153,13 +157,14 @@ class GpuProgram:
             return None
         if batch.ancestors is not None and _max_queries(batch) > self._tree_queries:
             return None
-        graphs = self._prefill_graphs if batch.ancestors is None else self._tree_graphs
+        if batch.ancestors is None:
+            lone, most = self._chain_graphs, self._chain_queries
+            kinds = [self._prefill_graphs, self._many_rows_graphs]
+        else:
+            lone, most, kinds = self._lone_tree_graphs, self._tree_queries, [self._tree_graphs]
         num_seqs = len(batch.context_lens)
-        is_chains = (
-            batch.ancestors is None and n == rows and int(np.diff(batch.seq_starts).max()) <= self._chain_queries
-        )
-        kinds = [graphs] if batch.ancestors is not None else [graphs, self._many_rows_graphs]
-        for of_kind in [self._chain_graphs, *kinds] if is_chains else kinds:
+        is_lone = n == rows and int(np.diff(batch.seq_starts).max()) <= most
+        for of_kind in [lone, *kinds] if is_lone else kinds:
             for size, graph in of_kind.items():
                 if size >= n and graph.inputs.num_seqs >= num_seqs and graph.inputs.num_rows >= rows:
                     return graph
@@ -195,6 +200,13 @@ class GpuProgram:
         sizes = chain_graph_sizes(min(max_rows * self._chain_queries, self._max_tokens))
         of_step = self._width, self._device, False, self._chain_queries
         return [GraphInputs(n, min(n, max_rows), *of_step, chains=True, num_rows=n) for n in sizes]
+
+    def _lone_tree_inputs(self, max_rows: int) -> list[GraphInputs]:
+        if self._tree_queries == 1:
+            return []
+        sizes = lone_tree_graph_sizes(self._tree_nodes, self._max_tokens)
+        of_step = self._width, self._device, False, min(self._tree_queries, WORD_BITS)
+        return [GraphInputs(n, min(n, max_rows), *of_step, chains=True, branches=True, num_rows=n) for n in sizes]
 
     def _decode_inputs(self, size: int) -> GraphInputs:
         return GraphInputs(size, size, self._width, self._device, decodes=True, state_taps=self._state_taps)
@@ -238,6 +250,8 @@ class GpuProgram:
             )
             for size in reversed(sizes)
         )
+        inputs = self._lone_tree_inputs(max_rows)[::-1]
+        self._lone_tree_graphs = self._drop_slower(self._capture(one, with_adapters=False) for one in inputs)
         sizes = decode_graph_sizes(min(max_rows, self._max_tokens))
         inputs = [self._decode_inputs(size) for size in reversed(sizes)]
         self._decode_graphs[False] = self._drop_slower(self._capture(one, with_adapters=False) for one in inputs)
@@ -277,6 +291,8 @@ class GpuProgram:
 
     def _batch_from(self, inputs: GraphInputs, with_adapters: bool) -> GpuBatch:
         step = inputs.tensors
+        ancestors = step.ancestors.view(torch.int64) if inputs.trees else None
+        self._look_up_trees(step.ids, step.positions, ancestors)
         return GpuBatch(
             TokenIds(step.ids, self._last),
             step.positions,
@@ -290,11 +306,16 @@ class GpuProgram:
             batch_invariant=self._batch_invariant,
             all_logits=inputs.decodes or inputs.chains,
             adapters=step.adapters if with_adapters else None,
-            ancestors=step.ancestors.view(torch.int64) if inputs.trees else None,
+            ancestors=ancestors,
             max_queries=inputs.max_queries,
             hidden=self._hidden_of(step.hidden_rows),
             segments=None if inputs.segments is None else inputs.segments.segments,
         )
+
+    def _look_up_trees(self, ids: Tensor, positions: Tensor, words: Tensor | None) -> None:
+        """Where only the device knows a tree: before any kernel reads positions."""
+        if words is not None and self._kept_trees is not None:
+            look_up_tokens(ids, positions, words, self._kept_trees)
 
     def _hidden_of(self, rows: Tensor) -> Tensor | None:
         return None if self._hidden is None else self._hidden.rows[rows]
@@ -309,7 +330,9 @@ class GpuProgram:
         counts = np.diff(batch.seq_starts)
         max_queries = 1 if batch.ancestors is None else _max_queries(batch)
         step = self._arrays_on_device(batch)
-        positions, slots, ancestors = step["positions"], step["slots"], step.get("ancestors")
+        positions, slots = step["positions"], step["slots"]
+        ancestors = step["ancestors"].view(torch.int64) if "ancestors" in step else None
+        self._look_up_trees(step["ids"], positions, ancestors)
         return GpuBatch(
             TokenIds(step["ids"], self._last),
             positions,
@@ -322,7 +345,7 @@ class GpuProgram:
             prefills=bool((counts > max_queries).any()),
             batch_invariant=self._batch_invariant,
             adapters=step.get("adapters"),
-            ancestors=None if ancestors is None else ancestors.view(torch.int64),
+            ancestors=ancestors,
             max_queries=max_queries,
             hidden=self._hidden_of(step.get("hidden_rows", torch.zeros_like(positions))),
             sources=None if batch.source_lens is None else self._sources(batch, counts, positions, slots),

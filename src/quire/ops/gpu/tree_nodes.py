@@ -96,7 +96,7 @@ def likeliest(ranked: RankedNodes, shape: TreeShape) -> Tensor:
     """Of all levels -> [S, 3, nodes]: tokens, parents (a node before, or -1) and the bits of confidences, which are 0
     where there are no more."""
     num_levels, num_seqs, width = ranked.tokens.shape
-    num_nodes = min(shape.num_nodes, shape.num_children * (1 + (num_levels - 1) * shape.top_k))
+    num_nodes = shape.num_found
     found = torch.empty(num_seqs, 3, num_nodes, dtype=torch.int32, device=ranked.tokens.device)
     size = next_power_of_two(num_levels * width)
     _find_likeliest[(num_seqs,)](

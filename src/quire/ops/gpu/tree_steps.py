@@ -15,7 +15,7 @@ from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.logprobs import to_host
 from quire.ops.gpu.sampling.sampler import padded
 from quire.ops.gpu.tree_nodes import NextStep, find_children, likeliest, new_ranked, rank_level
-from quire.ops.opset import GrownTree, Int32, TreeRoots, TreeShape
+from quire.ops.opset import GrownTree, Int32, TreeKeeper, TreeRoots, TreeShape
 
 
 class TreeSteps:
@@ -29,22 +29,29 @@ class TreeSteps:
         self._max_model_len, self._width = max_model_len, width
         self._graphs = LaunchGraphs(cache.k.device)
 
-    def run(self, logits: Tensor, kept: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
+    def run(
+        self, logits: Tensor, kept: Tensor, roots: TreeRoots, shape: TreeShape, keeper: TreeKeeper | None = None
+    ) -> Callable[[], list[GrownTree]]:
         """logits [S, vocab] and kept [T, columns] of the roots' step -> see `Chain.grow`"""
-        arrays = self._arrays(roots, shape)
+        num_seqs = len(roots.positions)
+        arrays = [*([padded_rows(keeper.rows)] if keeper else []), *self.arrays(roots, shape)]
         shapes = [array.shape for array in arrays]
 
         def launch(on_device: Tensor) -> Tensor:
-            return self._levels(logits, kept, views(on_device, shapes), shape)
+            of_trees = views(on_device, shapes)
+            if keeper is None:
+                return self.levels(logits, kept, of_trees, shape)
+            rows, *of_trees = of_trees
+            found = self.levels(logits, kept, of_trees, shape)
+            keeper.sampler.keep_trees(found, rows, shape.num_levels)
+            return found
 
-        num_seqs = len(roots.positions)
         of_roots = tuple((x.data_ptr(), x.stride(0), x.dtype, len(x)) for x in (logits, kept))
-        key = of_roots, padded(num_seqs), shape
+        key = of_roots, padded(num_seqs), shape, keeper is not None
         with torch.inference_mode():
-            found = to_host(self._graphs.run(key, pack(arrays).numpy(), launch)[:num_seqs])
-        return lambda: _trees(found()[0].numpy())
+            return grown(self._graphs.run(key, pack(arrays).numpy(), launch)[:num_seqs], keeper is not None)
 
-    def _arrays(self, roots: TreeRoots, shape: TreeShape) -> list[Int32]:
+    def arrays(self, roots: TreeRoots, shape: TreeShape) -> list[Int32]:
         """temperatures (their bits) [S], keys [levels, 2, S], lines of the roots [S], numbers of lines [S * top_k],
         seq_starts [S + 1], block_tables [S, W]; for every step context_lens [S], then positions, then slots
         [S * top_k]. S is padded: slot -1 and an empty context."""
@@ -71,7 +78,7 @@ class TreeSteps:
         of_steps = [*contexts, *positions.reshape(num_steps, s * top_k), *slots.reshape(num_steps, s * top_k)]
         return [of_seqs[0], keys, of_seqs[1], numbers, starts, tables, *of_steps]
 
-    def _levels(self, logits: Tensor, kept: Tensor, arrays: Sequence[Tensor], shape: TreeShape) -> Tensor:
+    def levels(self, logits: Tensor, kept: Tensor, arrays: Sequence[Tensor], shape: TreeShape) -> Tensor:
         """-> [S, 3, nodes]: tokens, parents (a node before, or -1), and the bits of probabilities; see `likeliest`"""
         temperatures, keys, rows, numbers, starts, tables, *of_steps = arrays
         num_seqs, num_steps, top_k = len(temperatures), shape.num_levels - 1, shape.top_k
@@ -111,8 +118,21 @@ class TreeSteps:
         )
 
 
-def _trees(found: Int32) -> list[GrownTree]:
+def padded_rows(rows: Sequence[int]) -> Int32:
+    of_seqs = np.full(padded(len(rows)), -1, np.int32)
+    of_seqs[: len(rows)] = rows
+    return of_seqs
+
+
+def grown(found: Tensor, whole: bool) -> Callable[[], list[GrownTree]]:
+    """Of `likeliest`, on its way to the host. `whole`: with nodes that cannot be."""
+    arrive = to_host(found)
+    return lambda: _trees(arrive()[0].numpy(), whole)
+
+
+def _trees(found: Int32, whole: bool) -> list[GrownTree]:
     bits = found[:, 2]
-    counts, confidences = np.count_nonzero(bits, axis=1).tolist(), bits.view(np.float32).tolist()
+    counts = [bits.shape[1]] * len(bits) if whole else np.count_nonzero(bits, axis=1).tolist()
+    confidences = bits.view(np.float32).tolist()
     of_trees = zip(found[:, :2].tolist(), confidences, counts, strict=True)
     return [(tokens[:count], parents[:count], likely[:count]) for (tokens, parents), likely, count in of_trees]

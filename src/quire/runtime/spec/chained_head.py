@@ -1,23 +1,34 @@
 """Drafts of a head with a decoder layer (EAGLE, EAGLE-3, MTP): one after the other, or one level of a tree after the
 other, each from the head's own hidden state of the one before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from quire.core.draft_tree import ROOT, DraftTree, ancestor_words, without_chain
+from quire.core.draft_tree import ROOT, UNKNOWN_PARENT, DraftTree, ancestor_words, without_chain
 from quire.core.plan import UNKNOWN, Run
-from quire.ops.opset import GrownTree, Int32, ProgramSpec, StepBatch, TreeRoots, TreeShape, VerifiedLines
+from quire.ops.opset import (
+    GrownTree,
+    Int32,
+    ProgramSpec,
+    StepBatch,
+    TreeKeeper,
+    TreeRoots,
+    TreeShape,
+    VerifiedLines,
+    VerifiedRuns,
+)
 from quire.ops.philox import random_bits
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
 from quire.runtime.spec.draft_blocks import DraftBlocks, spread
-from quire.runtime.spec.growing_tree import GrowingTree
+from quire.runtime.spec.growing_tree import ComputedTree
 from quire.runtime.spec.head import HeadProposer, HeadRuns
 from quire.runtime.spec.proposer import ProposerContext, Verified
 
 NO_ROWS = np.zeros(0, np.int32)
+MAX_UNKNOWN_TREES = 4  # of a step: of more, the likeliest nodes of all are worth knowing
 
 
 class ChainedHead(HeadProposer):
@@ -40,10 +51,13 @@ class ChainedHead(HeadProposer):
         self._queued_seconds = 0.0
         self._num_untimed = 0  # steps whose time tells nothing: that of a chain in it is not known
         self._ahead: dict[int, Verified] = {}  # rows whose drafts are queued, behind what is being verified
+        # By row, the trees that were queued together, and the number of the row's among them.
+        self._grown: dict[int, tuple[Callable[[], list[GrownTree]], int]] = {}
         size, config = context.size, self._head.config
         assert config is not None
         self._max_length = min(self._max_length, config.max_length)
-        self._blocks = DraftBlocks(size.num_blocks, size.spec.block_size, max(num_tokens, self._max_computed))
+        behind = num_tokens + self._max_computed if tree_nodes else num_tokens  # a tree behind accepted drafts
+        self._blocks = DraftBlocks(size.num_blocks, size.spec.block_size, behind)
         spec = kv_spec(config, size.spec.block_size, size.spec.dtype)
         cache = context.ops.new_cache(spec, self._blocks.num_blocks(context.max_rows), size.num_host_blocks)
         self.caches = (cache,)
@@ -174,7 +188,11 @@ class ChainedHead(HeadProposer):
     def propose_ahead(self, verified: Mapping[int, Verified], counts: Mapping[int, int]) -> None:
         """The device goes on behind the drafts that it accepts, while this process still waits to know them."""
         count, chain = max(counts[row] for row in verified), self._program.chain
-        if chain is None or count > self._num_tokens:
+        if chain is None:
+            return
+        if count > self._num_tokens:
+            if all(counts[row] > self._num_tokens for row in verified):
+                self._grow_ahead(verified, count)
             return
         can_go_on = {row: one for row, one in verified.items() if self._can_go_on(row, one, count)}
         if 2 * len(can_go_on) < len(verified) or not can_go_on:
@@ -204,12 +222,16 @@ class ChainedHead(HeadProposer):
         self._sampler.retire_all(list(verified))
 
     def _can_go_on(self, row: int, verified: Verified, count: int) -> bool:
-        """Whether all before is known and read, and there is room for as many drafts whatever is accepted."""
+        """Whether all before is known and read, and there is room for as many drafts whatever is accepted. A chain does
+        not go on behind a tree."""
         known = verified.num_known
-        if row not in self._drafted or row in self._trees or self._num_read[row] != known - 1:
+        if row not in self._drafted or self._num_read[row] != known - 1:
+            return False
+        if row in self._trees and count <= self._num_tokens:
             return False
         is_known = bool(self._rows.tokens[row, known - 1] >= 0)
-        return is_known and known + verified.num_lines + self._num_places(count) < self._max_length
+        most = max(verified.num_lines, 1 + self._num_tokens)
+        return is_known and known + most + self._num_places(count) < self._max_length
 
     def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int] | DraftTree]:
         drafts: dict[int, list[int] | DraftTree] = {}
@@ -217,13 +239,15 @@ class ChainedHead(HeadProposer):
             verified = self._ahead.pop(row, None)
             if verified and row in counts and verified.length in (-1, len(tokens)):
                 self._num_unasked[row], self._num_read[row] = 0, len(tokens) - 1
-                drafts[row] = [UNKNOWN] * counts[row]
+                is_tree = counts[row] > self._num_tokens
+                drafts[row] = self._unknown_tree(row, counts[row]) if is_tree else [UNKNOWN] * counts[row]
         others = {row: tokens for row, tokens in known.items() if row not in drafts}
         return drafts | super().propose(others, counts) if others else drafts
 
     def retire(self, row: int) -> None:
         super().retire(row)
         self._ahead.pop(row, None)
+        self._grown.pop(row, None)
 
     def read_drafts(self, row: int, count: int) -> list[int]:
         assert self._program.chain is not None
@@ -256,7 +280,7 @@ class ChainedHead(HeadProposer):
     def _draft_trees(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, DraftTree]:
         if self._program.chain is not None and self._program.chain.takes_trees:
             return self._draft_trees_at_once(texts, counts)
-        trees = {row: _ComputedTree() for row in texts}
+        trees = {row: ComputedTree() for row in texts}
         rows = list(texts)
         batch = self._unread(texts)
         lines = self._most_likely(self._program, batch, self._num_candidates(rows))
@@ -285,26 +309,79 @@ class ChainedHead(HeadProposer):
         batch = self._unread(texts, self._max_computed)
         self._timer.start()
         logits = self._program.run(batch)[: len(rows)]
-        of_rows = [self._drafted[row].params for row in rows]
-        roots = TreeRoots(
-            positions=np.array([len(texts[row]) - 1 for row in rows], np.int32),
-            block_tables=batch.block_tables,
-            lines=batch.logit_rows,
-            temperatures=np.array([0.0 if one.is_greedy else one.temperature for one in of_rows], np.float32),
-            keys=np.array([self._race_keys(one, len(texts[row])) for one, row in zip(of_rows, rows, strict=True)]),
-        )
-        most = max(counts[row] for row in rows)
-        shape = TreeShape(self._num_tokens, self._top_k, self._num_children, self._num_candidates(rows), most)
-        arrive = chain.grow(logits, self._program.kept, roots, shape)
+        positions = np.array([len(texts[row]) - 1 for row in rows], np.int32)
+        roots = self._roots(rows, positions, batch, self._num_tokens)
+        shape = self._shape(rows, max(counts[row] for row in rows))
+        keeper = TreeKeeper(self._target_sampler, rows) if self._takes_unknown(rows) else None
+        arrive = chain.grow(logits, self._program.kept, roots, shape, keeper)
         self._timer.stop(self._top_k * len(rows), self._num_tokens)
+        if keeper is not None:
+            self._note_timed(False)
+            self._note_grown(rows, arrive)
+            return {row: self._unknown_tree(row, counts[row]) for row in rows}
         return {row: _first_nodes(tree, counts[row]) for row, tree in zip(rows, arrive(), strict=True)}
 
-    def _race_keys(self, params: RowParams, position: int) -> list[tuple[int, int]]:
+    def _grow_ahead(self, verified: Mapping[int, Verified], count: int) -> None:
+        """As `propose_ahead`: a tree goes on behind the branch that the device accepts."""
+        rows, ones, chain = list(verified), list(verified.values()), self._program.chain
+        assert chain is not None
+        can_go_on = all(one.length < 0 and self._can_go_on(row, one, count) for row, one in verified.items())
+        if not can_go_on or not self._takes_unknown(rows):
+            return
+        known = np.array([one.num_known for one in ones], np.int32)
+        lengths, max_depth = np.full(len(rows), 1 + self._num_tokens, np.int32), self._num_tokens
+        ids = np.zeros(lengths.sum(), np.int32)
+        of_rows = np.array(rows, np.int32)
+        batch = self._blocks.batch_of(self._rows, of_rows, known - 1, lengths, ids, self._max_computed)
+        roots = self._roots(rows, known, batch, self._num_tokens + max_depth)
+        first_lines = np.array([one.first_line for one in ones], np.int32)
+        runs = VerifiedRuns(first_lines, known, max_depth, self._window)
+        keeper = TreeKeeper(self._target_sampler, rows)
+        arrive, is_timed = chain.grow_behind(batch, roots, self._shape(rows, count), keeper, runs)
+        self._note_timed(is_timed)
+        self._note_grown(rows, arrive)
+        self._ahead |= verified
+
+    def _takes_unknown(self, rows: Sequence[int]) -> bool:
+        """Whether the host need not know trees of these rows until they are verified."""
+        chain = self._program.chain
+        assert chain is not None
+        is_few = len(rows) <= MAX_UNKNOWN_TREES and self._target.takes_trees
+        return is_few and chain.takes_unknown_trees(rows, self._target_sampler)
+
+    def _roots(self, rows: Sequence[int], positions: Int32, batch: StepBatch, num_keys: int) -> TreeRoots:
+        """Trees behind these rows, whose first nodes have these positions."""
+        of_rows = [self._drafted[row].params for row in rows]
+        keys = [
+            self._race_keys(one, position + 1, num_keys)
+            for one, position in zip(of_rows, positions.tolist(), strict=True)
+        ]
+        temperatures = [0.0 if one.is_greedy else one.temperature for one in of_rows]
+        given = batch.block_tables, batch.logit_rows, np.array(temperatures, np.float32), np.array(keys)
+        return TreeRoots(positions, *given)
+
+    def _shape(self, rows: Sequence[int], count: int) -> TreeShape:
+        return TreeShape(self._num_tokens, self._top_k, self._num_children, self._num_candidates(rows), count)
+
+    def _note_grown(self, rows: Sequence[int], arrive: Callable[[], list[GrownTree]]) -> None:
+        self._grown |= {row: (arrive, number) for number, row in enumerate(rows)}
+
+    def _unknown_tree(self, row: int, count: int) -> DraftTree:
+        count = self._shape([row], count).num_found
+        return DraftTree([UNKNOWN] * count, [UNKNOWN_PARENT] * count)
+
+    def grown_tree(self, row: int) -> Callable[[], DraftTree] | None:
+        if (grown := self._grown.get(row)) is None:
+            return None
+        arrive, number = grown
+        return lambda: DraftTree(*arrive()[number])
+
+    def _race_keys(self, params: RowParams, position: int, count: int) -> list[tuple[int, int]]:
         """Of the races that sample the tokens from there on, one a level."""
-        positions = range(position, position + self._num_tokens)
+        positions = range(position, position + count)
         return [random_bits(params.seed, one, params.sample)[0] for one in positions]
 
-    def _tree_batch(self, texts: Mapping[int, Int32], trees: "Mapping[int, _ComputedTree]") -> StepBatch:
+    def _tree_batch(self, texts: Mapping[int, Int32], trees: Mapping[int, ComputedTree]) -> StepBatch:
         """The newest level of each tree."""
         pieces, hidden_rows, words, positions = {}, [], [], []
         for row, tokens in texts.items():
@@ -327,31 +404,3 @@ class ChainedHead(HeadProposer):
 def _first_nodes(tree: GrownTree, count: int) -> DraftTree:
     tokens, parents, confidences = tree
     return DraftTree(tokens[:count], without_chain(parents[:count]), confidences[:count])
-
-
-class _ComputedTree(GrowingTree):
-    """With the nodes that the head has computed, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.computed: list[int] = []
-        self.parents: list[int] = []  # of each of them: an earlier one, or ROOT
-        self.depths: list[int] = []
-        self._num_newest = 0
-
-    def compute(self, count: int) -> bool:
-        """The likeliest nodes of the last level, next. -> whether there are some"""
-        places = {node: place for place, node in enumerate(self.computed)}
-        newest = self.likeliest(count)
-        for node in newest:
-            parent = places.get(self.tree.parents[node], ROOT)
-            self.computed.append(node)
-            self.parents.append(parent)
-            self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
-        self._num_newest = len(newest)
-        return bool(newest)
-
-    @property
-    def newest(self) -> range:
-        """The places of the nodes that were computed last."""
-        return range(len(self.computed) - self._num_newest, len(self.computed))

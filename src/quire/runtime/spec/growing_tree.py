@@ -37,3 +37,31 @@ class GrowingTree:
 
     def _sorted(self, nodes: Sequence[int]) -> list[int]:
         return sorted(nodes, key=lambda node: -self._probabilities[node])
+
+
+class ComputedTree(GrowingTree):
+    """With the nodes that the head has computed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.computed: list[int] = []
+        self.parents: list[int] = []  # of each of them: an earlier one, or ROOT
+        self.depths: list[int] = []
+        self._num_newest = 0
+
+    def compute(self, count: int) -> bool:
+        """The likeliest nodes of the last level, next. -> whether there are some"""
+        places = {node: place for place, node in enumerate(self.computed)}
+        newest = self.likeliest(count)
+        for node in newest:
+            parent = places.get(self.tree.parents[node], ROOT)
+            self.computed.append(node)
+            self.parents.append(parent)
+            self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+        self._num_newest = len(newest)
+        return bool(newest)
+
+    @property
+    def newest(self) -> range:
+        """The places of the nodes that were computed last."""
+        return range(len(self.computed) - self._num_newest, len(self.computed))

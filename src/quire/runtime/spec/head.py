@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.draft_tree import DraftTree, accepted_path
+from quire.core.draft_tree import DraftTree, accepted_path, is_unknown
 from quire.core.plan import Admission, Run
 from quire.ops.opset import Int32, StepBatch, Value
 from quire.ops.philox import random_bits
@@ -86,6 +86,11 @@ class HeadProposer(DraftingProposer[HeadRow]):
         super().retire(row)
         self._is_drafted[row] = False
         self._trees.pop(row, None)
+
+    def take_tree(self, row: int, tree: DraftTree) -> None:
+        begin, drafts, parents = self._trees.get(row, (0, [], []))
+        if is_unknown(parents):
+            self._trees[row] = begin, tree.tokens[: len(drafts)], tree.parents[: len(drafts)]
 
     def tapped(self, forward: Callable[[Any, Any], Value]) -> Callable[[Any, Any], Value]:
         return with_taps(forward, self._head)

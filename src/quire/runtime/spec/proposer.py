@@ -80,6 +80,13 @@ class Proposer:
         """The tokens that were proposed as UNKNOWN; waits for them."""
         raise NotImplementedError
 
+    def grown_tree(self, row: int) -> Callable[[], DraftTree] | None:
+        """The tree that was proposed last for a row, and that only the device knows: the result waits for it."""
+        return None
+
+    def take_tree(self, row: int, tree: DraftTree) -> None:
+        """What that of a row was, or began with, whose outcome is known now."""
+
     def take_steps(self) -> list[tuple[int, float]]:
         """Steps of models of its own since the last call: (tokens, seconds). A method without a model has none."""
         return []

@@ -112,7 +112,19 @@ class Proposers:
 
     def read_drafts(self, row: int, proposal: Proposal) -> None:
         """Replace draft tokens that are UNKNOWN."""
+        if proposal.parents:
+            tree = self.grown_trees([row])[row]().keep(range(len(proposal.tokens)))
+            proposal.tokens, proposal.parents, proposal.confidences = tree.tokens, tree.parents, tree.confidences
+            return
         proposal.tokens = dict(self._methods)[proposal.method].read_drafts(row, len(proposal.tokens))
+
+    def grown_trees(self, rows: Sequence[int]) -> dict[int, Callable[[], DraftTree]]:
+        """The trees of these rows, which only the device knows."""
+        return {row: tree for row in rows for _, proposer in self._methods if (tree := proposer.grown_tree(row))}
+
+    def take_tree(self, row: int, tree: DraftTree) -> None:
+        for _, proposer in self._methods:
+            proposer.take_tree(row, tree)
 
     def accept(self, sampled: dict[int, SampledRow], drafts: Mapping[int, list[int]]) -> None:
         """Replace what these rows' verification sampled, with synthetic acceptance."""

@@ -10,27 +10,34 @@ from quire.core.plan import SampledRow
 from quire.ops.sampled_row import Draw, sampled_row
 
 
-def finish_chains(
+def finish_at_once(
     rows: Sequence[int],
     spans: Sequence[tuple[int, int]],
     num_padded: int,
     arrive: Callable[[], tuple[Tensor, ...]],
+    drafts: Sequence[Sequence[int]],
+    trees: Sequence[Sequence[int]],
 ) -> Callable[[], list[SampledRow]]:
-    """Of chains that the device has followed: the tokens of all lines, padding, and `num_padded` numbers of accepted
-    drafts. Accepted drafts are the tokens that were sampled, and one more follows them."""
+    """Of what the device has followed: the tokens of all lines, padding, and `num_padded` numbers of accepted drafts.
+    Accepted drafts are the tokens that were sampled, and one more follows them. `trees`: parents; () of a chain"""
 
     def finish() -> list[SampledRow]:
         (found,) = arrive()
         tokens = found.tolist()
         num_accepted = tokens[len(tokens) - num_padded :]
         of_rows = [
-            tokens[first : first + 1 + accepted] for (first, _), accepted in zip(spans, num_accepted, strict=False)
+            _accepted_tokens(tokens[first:end], of_row, tree) if tree else tokens[first : first + 1 + accepted]
+            for (first, end), accepted, of_row, tree in zip(spans, num_accepted, drafts, trees, strict=False)
         ]
         if min(tokens) >= 0:
             return [SampledRow(row, of_row) for row, of_row in zip(rows, of_rows, strict=True)]
         return [sampled_row(row, [(token, []) for token in of_row]) for row, of_row in zip(rows, of_rows, strict=True)]
 
     return finish
+
+
+def _accepted_tokens(tokens: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> list[int]:
+    return [token for token, _ in accepted_draws([(token, []) for token in tokens], drafts, parents)]
 
 
 def divided_as(drafts: Sequence[Sequence[int]], tokens: Sequence[int]) -> list[Sequence[int]]:

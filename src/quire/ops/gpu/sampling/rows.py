@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.core.draft_tree import MAX_TREE_NODES
 from quire.ops.gpu.sampling import job
+from quire.ops.gpu.sampling.kept_trees import new_kept_trees
 from quire.ops.opset import Int32
 from quire.ops.reference.filters import MAX_WEIGHT  # a number of the specification
 from quire.ops.row_params import RowParams
 
-MAX_KEPT_DRAFTS = 16  # of a row, that wait on the device
+MAX_KEPT_DRAFTS = MAX_TREE_NODES  # of a row, that wait on the device
 
 
 class Features:
@@ -90,6 +92,7 @@ class DeviceRows:
         # The token sampled last for each row; 0: none. Behind them each row's first draft, its second, and so on, and a
         # place for what belongs nowhere.
         self.last = torch.zeros((1 + MAX_KEPT_DRAFTS) * num_rows + 1, dtype=torch.int32, device=device)
+        self.trees = new_kept_trees(self.last)
         self.bias: Tensor | None = None  # [num_rows, vocab]; see job.py
         self.marks: Tensor | None = None  # [num_rows, vocab]; see job.py
         self._pending: dict[int, tuple[RowParams, Sequence[int] | Int32, int]] = {}

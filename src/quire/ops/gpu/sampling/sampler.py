@@ -15,15 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.core.draft_tree import ROOT, depths
+from quire.core.draft_tree import ROOT, depths, is_unknown
 from quire.core.plan import SampledRow
 from quire.ops.gpu.attention.pages import next_power_of_two
-from quire.ops.gpu.sampling.accept import DraftLines, accept
-from quire.ops.gpu.sampling.accepted import accepted_draws, divided_as, finish_chains
+from quire.ops.gpu.sampling.accept import MAX_PATH, DraftLines, accept
+from quire.ops.gpu.sampling.accepted import accepted_draws, divided_as, finish_at_once
 from quire.ops.gpu.sampling.cutoff import find_cutoffs
 from quire.ops.gpu.sampling.filter import bracket_cutoffs
 from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.job import MAX_TILES, Job, Scratch, Split
+from quire.ops.gpu.sampling.kept_trees import keep_trees, look_up_lines
 from quire.ops.gpu.sampling.logprobs import Wanted, begin_logprobs, to_host
 from quire.ops.gpu.sampling.pick import pick, race
 from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
@@ -78,7 +79,9 @@ class DeviceSampler:
         self._graphs = LaunchGraphs(self.device)
         self._scratch = {0: self._new_scratch(padded(num_rows))}  # by lines of drafts, up to powers of two; 0: without
         self._no_depths = torch.zeros(padded(num_rows), dtype=torch.int32, device=self.device)
-        self.last, self.params = self._rows.last, self._rows.params
+        self.last, self.params, self.trees = self._rows.last, self._rows.params, self._rows.trees
+        self.unknown_depth = 0  # of the trees that are kept, at most
+        self.paths = torch.zeros((num_rows, MAX_PATH.value), dtype=torch.int32, device=self.device)  # of `accept`
         self.verified = torch.zeros(0, dtype=torch.int32, device=self.device)  # [lines] tokens, until the next `verify`
 
     # -- rows ------------------------------------------------------------------------------------------------------
@@ -212,7 +215,8 @@ class DeviceSampler:
         masks: Masks | None = None,
         parents: Sequence[Sequence[int]] | None = None,
     ) -> Callable[[], list[SampledRow]]:
-        """Without waiting: the device decides which drafts are accepted."""
+        """Without waiting: the device decides which drafts are accepted. Where only the device knows a tree, the caller
+        fills in its drafts and parents before it asks for the result."""
         spans = list(pairwise(accumulate((1 + len(of_row) for of_row in drafts), initial=0)))  # of lines
         num_lines = spans[-1][1]
         self._check_lines(logits, rows, num_lines)
@@ -221,14 +225,18 @@ class DeviceSampler:
         trees = parents or [()] * len(rows)
         is_many = num_lines > MAX_LINES_AT_ONCE
         on_device = [index for index, row in enumerate(rows) if not self._features[row] & Features.ON_HOST]
-        by_level = [index for index in on_device if is_many or self._features[rows[index]] & EDIT_FEATURES]
+        by_level = [
+            index
+            for index in on_device
+            if (is_many and not is_unknown(trees[index])) or self._features[rows[index]] & EDIT_FEATURES
+        ]
         at_once = set(on_device).difference(by_level)
         tokens = torch.zeros(num_lines, dtype=torch.int32, device=self.device)
         if at_once:
             of_lines = [row if index in at_once else -1 for index, row in enumerate(rows)]
             tokens = self.verified = self._verify_at_once(permitted, of_lines, drafts, trees)
-        if parents is None and len(at_once) == len(rows) and not self._wants_logprobs(rows):
-            return finish_chains(rows, spans, padded(len(rows)), to_host(tokens))
+        if len(at_once) == len(rows) and not self._wants_logprobs(rows):
+            return finish_at_once(rows, spans, padded(len(rows)), to_host(tokens), drafts, trees)
         if by_level:
             walked = [(rows[index], drafts[index], trees[index], spans[index][0]) for index in by_level]
             tokens = tokens[:num_lines] + self._verify_by_level(permitted, *zip(*walked, strict=True))
@@ -248,7 +256,8 @@ class DeviceSampler:
         """All lines of the rows that are not negative. -> tokens of the lines, 0 for the others; behind them padding,
         and at the end how many drafts of each row are accepted [padded(rows)]"""
         features = self.needs(row for row in rows if row >= 0)
-        lines = DraftLines.pack(rows, drafts, parents, padded(len(permitted)), padded(len(rows)))
+        padding = padded(len(permitted)), padded(len(rows))
+        lines = DraftLines.pack(rows, drafts, parents, *padding, self.unknown_depth)
         size = max(MIN_SCRATCH, next_power_of_two(lines.num_lines))
         if size not in self._scratch:
             self._scratch[size] = self._new_scratch(size)
@@ -256,17 +265,28 @@ class DeviceSampler:
         scratch.reserve(bool(features & Features.FILTERED), edits=False)
 
         def launch(flat: Tensor) -> Tensor:
-            of_lines, depth_of_lines, *_ = lines.split(flat)[0]
+            of_lines, depth_of_lines, known, parent_of_lines = lines.split(flat)[0]
+            if lines.has_unknown:
+                look_up_lines(known, depth_of_lines, parent_of_lines, self.trees)
             job = self._job(permitted, of_lines, depth_of_lines, lines.num_lines, features, scratch)
             found = torch.empty(lines.num_lines + lines.num_seqs, dtype=torch.int32, device=self.device)
             tokens, num_accepted = found.split([lines.num_lines, lines.num_seqs])
             self._launch(job, features, tokens, advances=False)
-            accept(lines, flat, tokens, num_accepted, self.last, self._rows.params)
+            accept(lines, flat, tokens, num_accepted, self.last, self._rows.params, self.paths)
             return found
 
         where = permitted.data_ptr(), permitted.stride(0), permitted.dtype
-        key = *where, lines.num_lines, lines.num_seqs, lines.max_nodes, lines.max_depth, features
+        sizes = lines.num_lines, lines.num_seqs, lines.max_nodes
+        key = *where, *sizes, lines.max_depth, lines.has_unknown, features
         return self._graphs.run(key, lines.flat, launch)
+
+    def takes_trees(self, rows: Iterable[int]) -> bool:
+        """Whether trees of these rows may be known to the device alone."""
+        return not self.needs(rows) & (Features.ON_HOST | EDIT_FEATURES)
+
+    def keep_trees(self, found: Tensor, rows: Tensor, num_levels: int) -> None:
+        """Of `rows` [S] on the device, the trees found [S, 3, nodes]: drafts that the host need not know."""
+        keep_trees(found, rows, self.last, self.trees, self.num_rows, num_levels)
 
     def _verify_by_level(
         self,
