@@ -3,6 +3,8 @@
     python -m benchmarks.gpu.engine [--shape qwen3-30b-a3b] [--quantization w4a8] [--requests 1000]
     python -m benchmarks.gpu.engine --requests 1000 --max-num-seqs 400 --max-model-len 2048    nothing is preempted
     python -m benchmarks.gpu.engine --shape qwen3-next-quarter --short    a hybrid: decode of 1 and 64, a long prompt
+    python -m benchmarks.gpu.engine --stored q4_k_m                       weights in the types of a GGUF file
+    python -m benchmarks.gpu.engine --shape gpt-oss-20b-mxfp4 --requests 1000 --kv-cache-dtype fp8
 
 The shape is Llama-3.1-8B's, or that of an MoE model or a hybrid. Times are of steps, from the end of one to the end of
 the next, medians after a warm-up. A gap is the time in which the GPU has nothing to do between a step's tokens and the
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.stored_checkpoint import StoredExecutor
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
@@ -149,11 +152,13 @@ QWEN3_NEXT: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 151936,
 }
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
 SHAPES = {
     "llama-8b": LLAMA_8B,
     "deepseek-v2-lite": DEEPSEEK_V2_LITE,
     "qwen3-30b-a3b": QWEN3_30B_A3B,
     "gpt-oss-20b": GPT_OSS_20B,
+    "gpt-oss-20b-mxfp4": {**GPT_OSS_20B, **MXFP4},  # as it is published
     "qwen3-next": QWEN3_NEXT,  # 80B-A3B: with --quantization int4
     "qwen3-next-half": {**QWEN3_NEXT, "num_hidden_layers": 24},  # in bf16
     "qwen3-next-quarter": {**QWEN3_NEXT, "num_hidden_layers": 12},  # in bf16, loaded in half the time
@@ -178,10 +183,17 @@ def least_seconds(shape: dict[str, Any], num_seqs: int, new_tokens: int, context
 
 class Bench:
     def __init__(
-        self, options: dict[str, Any], max_model_len: int, max_num_seqs: int, max_tokens: int, shape: str = "llama-8b"
+        self,
+        options: dict[str, Any],
+        max_model_len: int,
+        max_num_seqs: int,
+        max_tokens: int,
+        shape: str = "llama-8b",
+        stored: str | None = None,
     ) -> None:
         self._shape, self._max_num_seqs = SHAPES[shape], max_num_seqs
-        self._counted = options["quantization"] is None and options["kv_cache_dtype"] == "auto"
+        is_quantized = stored is not None or "quantization_config" in self._shape
+        self._counted = options["quantization"] is None and options["kv_cache_dtype"] == "auto" and not is_quantized
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name)
         (path / "config.json").write_text(json.dumps(self._shape))
@@ -198,6 +210,9 @@ class Bench:
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, enable_prefix_caching=False
         )
         executor = LocalExecutor(path, executor_options)
+        if is_quantized:
+            executor = StoredExecutor(path, executor_options)
+            executor.stored = stored
         self.engine = Engine(executor, engine_options)
         self.started = time.perf_counter() - begin
         self._ids = np.random.default_rng(0)
@@ -303,6 +318,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4", "w8a8", "w4a8"))
+    parser.add_argument("--stored", metavar="FORMAT", help="of the weights, as `quire plan --format` names it: q4_k_m")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--requests", type=int, default=0, help="of 1000 tokens in and 1000 out")
     parser.add_argument("--max-tokens", type=int, default=8192)
@@ -318,7 +334,7 @@ def main() -> None:
         "kv_cache_dtype": args.kv_cache_dtype,
         "gpu_memory_utilization": args.gpu_memory_utilization,
     }
-    bench = Bench(options, args.max_model_len, args.max_num_seqs, args.max_tokens, args.shape)
+    bench = Bench(options, args.max_model_len, args.max_num_seqs, args.max_tokens, args.shape, args.stored)
     print(f"started in {bench.started:.1f} s; {bench.engine.capacity}")
     bench.decode(1, 16, 8)
     bench.decode(1, 128, 100)

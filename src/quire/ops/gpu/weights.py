@@ -50,6 +50,8 @@ DUMMY_STD = 0.02  # of random weights: about that of a model before training
 
 def load_floats(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """-> the tensor, in its own shape"""
+    if tensor.dummy and tensor.name.endswith("bias"):
+        return torch.zeros(tensor.shape, dtype=dtype, device=device)
     if tensor.dummy:
         noise = torch.Generator(device).manual_seed(len(tensor.name))
         return torch.randn(tensor.shape, generator=noise, dtype=dtype, device=device) * DUMMY_STD
