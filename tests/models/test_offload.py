@@ -17,7 +17,7 @@ from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.engine.options import EngineOptions
 from quire.executors.offload import OffloadExecutor, choose_layers, expected_bytes
 from quire.executors.options import ExecutorOptions
-from quire.executors.pipeline.stage import trace_model
+from quire.executors.pipeline.stage_model import trace_model
 from quire.models.registry import family
 from quire.ops.gpu import offload
 from quire.ops.gpu.copies import DirectCopies, HostStore, ThreadCopies

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from models.checking import BLOCK_SIZE, MAX_LEN, on_host
-from quire.executors.pipeline.stage import divide_model
+from quire.executors.pipeline.stage_model import divide_model
 from quire.models.registry import family
 from quire.ops.native import NativeOps
 from quire.ops.native.hidden_states import NativeHiddenStates

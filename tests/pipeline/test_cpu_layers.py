@@ -20,7 +20,7 @@ from quire.engine.options import EngineOptions
 from quire.engine.start import executor_options, load_tokenizer
 from quire.executors.cpu_layers import CpuLayersExecutor
 from quire.executors.options import ExecutorOptions
-from quire.executors.pipeline.stage import trace_model
+from quire.executors.pipeline.stage_model import trace_model
 from quire.models.registry import family
 from quire.ops.gpu.opset import GpuOps
 from quire.ops.native import NativeOps

@@ -13,7 +13,7 @@ from models.checking import BLOCK_SIZE, MAX_LEN, PROMPT, TINY, random_model
 from pipeline.test_families import CASES
 from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.slots import received_from, shared_slots
-from quire.executors.pipeline.stage import begin_stage, divide_model
+from quire.executors.pipeline.stage_model import begin_stage, divide_model
 from quire.models.registry import family
 from quire.ops.native import NativeOps
 from quire.ops.opset import ProgramSpec

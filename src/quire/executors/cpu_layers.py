@@ -11,7 +11,7 @@ from quire.core.errors import BadRequest, Unsupported
 from quire.executors.backends import new_ops
 from quire.executors.local import MAX_DEFAULT_CACHE_BYTES, LocalExecutor
 from quire.executors.options import ExecutorOptions
-from quire.executors.pipeline.stage import trace_model
+from quire.executors.pipeline.stage_model import trace_model
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family

@@ -9,7 +9,7 @@ from quire.executors.backends import new_ops
 from quire.executors.draft_checkpoint import DraftCheckpoint, HeadCheckpoint
 from quire.executors.local import LocalExecutor
 from quire.executors.options import ExecutorOptions
-from quire.executors.pipeline.stage import trace_model
+from quire.executors.pipeline.stage_model import trace_model
 from quire.models.config import ModelConfig
 from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel

@@ -81,7 +81,7 @@ def _stages(plan: Plan, size: int) -> StagesPlan:
 
 def stage_shares(model: PlannedModel, size: int) -> tuple[list[int], list[float], int]:
     """Layers of each stage, its share of the weights that steps read, and the most columns that one hands on."""
-    from quire.executors.pipeline.stage import trace_model
+    from quire.executors.pipeline.stage_model import trace_model
 
     config = model.config
     check_stages(size, config.layers)

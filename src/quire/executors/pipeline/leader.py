@@ -15,7 +15,8 @@ from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.links import LinkClosed, Receiver
 from quire.executors.pipeline.processes import StageProcesses
 from quire.executors.pipeline.slots import num_micro_batches
-from quire.executors.pipeline.stage import StageExecutor, check_pipeline, own_options, with_slots
+from quire.executors.pipeline.stage import StageExecutor, check_pipeline, own_options
+from quire.executors.pipeline.stage_model import with_slots
 from quire.executors.pipeline.step_queue import QueuedCall, QueuedLogits, QueuedSampler, StepQueue
 from quire.executors.protocol import Capacity
 from quire.executors.ranks.leader import LeaderAdapters, RanksExecutor
