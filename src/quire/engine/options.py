@@ -177,7 +177,7 @@ class EngineOptions:
         synonyms=_SAME_FORMAT,
         metavar="METHOD",
     )
-    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that may be taken", minimum=0.01)
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that this engine may take", minimum=0.01)
     enforce_eager: bool = option(False, "launch every op by itself instead of replaying CUDA graphs")
     batch_invariant: bool = option(False, "on a GPU: the same bits whatever else is in the batch, at a price in speed")
     enable_lora: bool = option(False, "let requests ask for LoRA adapters, by the names these are loaded under")

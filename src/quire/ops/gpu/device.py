@@ -7,6 +7,8 @@ import triton
 
 from quire.core.errors import Unsupported
 
+MAX_LEFT_OVER = 0.1  # of a device
+
 
 def describe() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
@@ -17,6 +19,13 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
+
+
+def room_of_share(utilization: float, total: int, free: int, free_at_start: int) -> int:
+    """Bytes that an engine may still take: its share of the device less what it holds, whatever others hold; and no
+    more than is free, less what the share leaves over, of which a tenth of the device is enough."""
+    held = max(free_at_start - free, 0)
+    return int(min(utilization * total - held, free - min(1 - utilization, MAX_LEFT_OVER) * total))
 
 
 def take_turn(index: int, size: int) -> tuple[torch.device, int]:

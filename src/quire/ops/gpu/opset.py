@@ -33,6 +33,7 @@ from quire.ops.gpu.deferred import (
     materialize,
     num_rows_of,
 )
+from quire.ops.gpu.device import room_of_share
 from quire.ops.gpu.device_timer import new_timer
 from quire.ops.gpu.embedding import embedding
 from quire.ops.gpu.head_norm import norm_heads
@@ -101,6 +102,7 @@ class GpuOps(AttentionOps, StateOps):
         self._overlap = overlap
         self._ones: dict[int, Tensor] = {}  # by size: weights of norms that have none
         self._utilization = utilization
+        self._free_at_start = torch.cuda.mem_get_info()[0] if self.device.type == "cuda" else 0
 
     # -- when a model is loaded ------------------------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class GpuOps(AttentionOps, StateOps):
         sources: bool = False,
         hidden: GpuHiddenStates | None = None,
     ) -> int:
-        """Bytes left for pages: this process's share of the device, less what it holds and the peak of a step."""
+        """Bytes left for pages: this engine's share of the device, less what it holds and the peak of a step."""
         program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens, hidden=hidden)
         step = dry_run_batch([max_tokens], spec.block_size, sources)
         compile_ahead([partial(program.run, step)])
@@ -211,7 +213,8 @@ class GpuOps(AttentionOps, StateOps):
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         scores = SCORE_BYTES if spec.index else 0  # of contexts that are longer than those of the step
-        return max(int(free - (1 - self._utilization) * total) - peak - scores - GRAPH_BYTES, 0)
+        room = room_of_share(self._utilization, total, free, self._free_at_start)
+        return max(room - peak - scores - GRAPH_BYTES, 0)
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
