@@ -19,6 +19,7 @@ from torch import Tensor
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, dot_type, head_args, next_power_of_two, offset_type
 from quire.ops.gpu.attention.paths import Paths
 from quire.ops.gpu.attention.plan import PrefillPlan, find_sequence, first_seen
+from quire.ops.gpu.attention.prefill_wide_config import ROWS, can_prefill_wide
 from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN, add_sink, attend
 from quire.ops.opset import WORD_BITS
 
@@ -79,6 +80,11 @@ def prefill(
     launch = launch or prefill_launch(head_dim, num_heads, pages.num_kv_heads, q.dtype)
     assert plan.tile == launch.rows // group, f"planned for tiles of {plan.tile} tokens, not {launch.rows // group}"
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    is_default = launch == prefill_launch(head_dim, num_heads, pages.num_kv_heads, q.dtype)
+    if is_default and launch.rows == ROWS and paths is None and can_prefill_wide(q, pages, scoring):
+        from quire.ops.gpu.attention.prefill_wide import wide_prefill  # in Gluon, which other versions may not have
+
+        return wide_prefill(q, pages, runs, plan, scoring, out)
     args = pages.args()
     _prefill[(pages.num_kv_heads, plan.max_tiles)](
         head_args(q),

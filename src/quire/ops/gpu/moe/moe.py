@@ -28,7 +28,7 @@ from quire.ops.gpu.linear.quantize_rows import quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.moe.gemv import can_gemv, gemv_mlp
 from quire.ops.gpu.moe.quantized import MAX_TILE_ROUTES, QuantizedExperts, quantized_expert_gemm
-from quire.ops.gpu.moe.sorting import RoutedTokens, by_route, sort_by_expert
+from quire.ops.gpu.moe.sorting import RoutedTokens, by_route, find_tile, sort_by_expert
 from quire.ops.gpu.moe.tiles import TILE_ROUTES, can_tile, tile_gemm
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 from quire.ops.gpu.pointwise import activate_elements
@@ -292,17 +292,13 @@ def _moe_kernel(
     OVERLAP: tl.constexpr,
 ):
     wait_for_inputs(OVERLAP)
-    columns = tl.cdiv(N, BLOCK_N)
-    group = tl.program_id(0) // (TILES_A_GROUP * columns)
-    tiles = tl.minimum(num_tiles - group * TILES_A_GROUP, TILES_A_GROUP)
-    inside_group = tl.program_id(0) % (TILES_A_GROUP * columns)
-    tile = group * TILES_A_GROUP + inside_group % tiles
+    tile, column = find_tile(tl.program_id(0), num_tiles, tl.cdiv(N, BLOCK_N), TILES_A_GROUP)
     expert = tl.load(tile_expert_ptr + tile)
     if (expert >= 0) & (expert < num_experts):
         routes = tl.load(route_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
         present = routes < num_routes
         rows = (routes // routes_a_row).to(tl.int64)
-        first = inside_group // tiles * BLOCK_N
+        first = column * BLOCK_N
         outputs = first + tl.arange(0, BLOCK_N)
         mine = tl.minimum(outputs, N - 1)  # outputs past the end are computed and never stored
         up = N if ACTIVATION >= 0 else 0  # the rows of up are so far after those of gate

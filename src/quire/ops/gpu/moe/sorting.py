@@ -81,6 +81,16 @@ def sort_by_expert(expert_ids: Tensor, num_experts: int, block: int, overlap: bo
 
 
 @triton.jit
+def find_tile(number, num_tiles, columns, TILES_A_GROUP: tl.constexpr):
+    """-> the tile of a grouped GEMM that program `number` computes, and which of the columns of outputs. So many tiles
+    take the same weights one after the other, while the L2 cache holds them."""
+    group = number // (TILES_A_GROUP * columns)
+    tiles = tl.minimum(num_tiles - group * TILES_A_GROUP, TILES_A_GROUP)
+    inside_group = number % (TILES_A_GROUP * columns)
+    return group * TILES_A_GROUP + inside_group % tiles, inside_group // tiles
+
+
+@triton.jit
 def _load_ids(id_ptr, routes, num_routes, num_experts):
     """Routes of other devices have a bin of their own, and so has what is no route."""
     ids = tl.load(id_ptr + routes, mask=routes < num_routes, other=-1)

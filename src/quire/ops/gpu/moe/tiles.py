@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.ops.gpu.activation import activate_times
+from quire.ops.gpu.moe.sorting import find_tile
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
 TILE_ROUTES = 128
@@ -135,14 +136,10 @@ def _tile_kernel(
     OVERLAP: tl.constexpr,
 ):
     wait_for_inputs(OVERLAP)
-    columns = tl.cdiv(N, BLOCK_N)
-    group = tl.program_id(0) // (TILES_A_GROUP * columns)
-    tiles = tl.minimum(num_tiles - group * TILES_A_GROUP, TILES_A_GROUP)
-    inside_group = tl.program_id(0) % (TILES_A_GROUP * columns)
-    tile = group * TILES_A_GROUP + inside_group % tiles
+    tile, column = find_tile(tl.program_id(0), num_tiles, tl.cdiv(N, BLOCK_N), TILES_A_GROUP)
     expert = tl.load(tile_expert_ptr + tile)
     if (expert >= 0) & (expert < num_experts):
-        first = inside_group // tiles * BLOCK_N
+        first = column * BLOCK_N
         slot = tile * BLOCK_M
         to = bias_ptr, weight_ptr, out_ptr
         shape = N, K, num_routes
