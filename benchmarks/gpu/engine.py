@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.engine [--shape qwen3-30b-a3b] [--quantization w4a8] [--requests 1000]
     python -m benchmarks.gpu.engine --requests 1000 --max-num-seqs 400 --max-model-len 2048    nothing is preempted
+    python -m benchmarks.gpu.engine --quantization q4_k           every matrix as a GGUF file of Q4_K would have it
     python -m benchmarks.gpu.engine --shape qwen3-next-quarter --short    a hybrid: decode of 1 and 64, a long prompt
 
 The shape is Llama-3.1-8B's, or that of an MoE model or a hybrid. Times are of steps, from the end of one to the end of
@@ -22,12 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.linear_stored import repeated_weight
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.executors.local import LocalExecutor
 from quire.executors.options import ExecutorOptions
+from quire.ops.gpu import weights
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -158,6 +161,7 @@ SHAPES = {
     "qwen3-next-half": {**QWEN3_NEXT, "num_hidden_layers": 24},  # in bf16
     "qwen3-next-quarter": {**QWEN3_NEXT, "num_hidden_layers": 12},  # in bf16, loaded in half the time
 }
+STORED = ("q4_0", "q4_k", "q5_k", "q6_k", "q8_0")  # as GGUF files have them
 BANDWIDTH, BF16_RATE = 4.8e12, 989e12  # of an H200
 
 
@@ -302,7 +306,7 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
-    parser.add_argument("--quantization", choices=("fp8", "int8", "int4", "w8a8", "w4a8"))
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4", "w8a8", "w4a8", *STORED))
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--requests", type=int, default=0, help="of 1000 tokens in and 1000 out")
     parser.add_argument("--max-tokens", type=int, default=8192)
@@ -313,8 +317,10 @@ def main() -> None:
         "--short", action="store_true", help="decode of 1 and 64 sequences, and a prompt of 8192 tokens"
     )
     args = parser.parse_args()
+    if args.quantization in STORED:
+        weights.QUANTIZERS["int4"] = lambda w: repeated_weight(args.quantization.upper(), *w.shape)
     options = {
-        "quantization": args.quantization,
+        "quantization": "int4" if args.quantization in STORED else args.quantization,
         "kv_cache_dtype": args.kv_cache_dtype,
         "gpu_memory_utilization": args.gpu_memory_utilization,
     }
