@@ -1,5 +1,6 @@
 """Products with matrices as GGUF files have them, and as `gpu_codes` keeps them: right, and microseconds by type."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -42,6 +43,21 @@ def random_weight(name: str, N: int, K: int) -> GroupedWeight:
     weight = load_quantized([random_stored(name, N, K)], torch.device("cuda"))
     assert isinstance(weight, GroupedWeight)
     return weight
+
+
+def repeated_weight(name: str, N: int, K: int) -> GroupedWeight:
+    """The same random rows again and again: large matrices are made in no time."""
+    first = random_weight(name, 64, K)
+
+    def repeat(tensor: Tensor | None, axis: int) -> Tensor | None:
+        if tensor is None:
+            return None
+        times = [-(-N // 64) if i == axis else 1 for i in range(tensor.dim())]
+        return tensor.repeat(*times).narrow(axis, 0, N).contiguous()
+
+    by_output = {field: repeat(getattr(first, field), 0) for field in ("words", "high")}
+    by_group = {field: repeat(getattr(first, field), 1) for field in ("scales", "offsets", "super_scales")}
+    return replace(first, num_outputs=N, **by_output, **by_group)
 
 
 def check_stored() -> None:

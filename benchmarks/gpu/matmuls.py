@@ -26,7 +26,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.gpu.linear_quantized import clone, random_scaled
-from benchmarks.gpu.linear_stored import random_weight
+from benchmarks.gpu.linear_stored import repeated_weight
 from benchmarks.gpu.matmuls_wide import tiles_that_pass, wide_configs
 from benchmarks.gpu.measuring import Calls, Ceilings, compile_all, copies, relative_error, rows, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES
@@ -50,9 +50,9 @@ FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
 MAX_ERROR = 2e-2  # of fp8; 16 bits are a tenth of it
 
 
-def random_int4(N: int, K: int) -> GroupedWeight:
+def random_int4(N: int, K: int, group: int = 128) -> GroupedWeight:
     q = torch.randint(0, 16, (N, K), dtype=torch.uint8, device="cuda")
-    scales = torch.rand(N, K // 128, device="cuda").half() / 64
+    scales = torch.rand(N, K // group, device="cuda").half() / 64
     return pack_zero_points(q, scales, torch.randint(4, 12, scales.shape, device="cuda"))
 
 
@@ -107,8 +107,12 @@ FORMATS: dict[str, tuple[Callable[[int, int], Any], Callable[[Tensor], Any], Cal
     "int4": (random_int4, lambda x: x, grouped_linear),
     "w8a16": (random_w8a16, lambda x: x, grouped_linear),  # the head's
     "w4a8": (random_w4a8, lambda x: quantize_rows(x, FP8), w4a8_linear),
-    "q4_k": (lambda N, K: random_weight("Q4_K", N, K), lambda x: x, grouped_linear),
-    "q6_k": (lambda N, K: random_weight("Q6_K", N, K), lambda x: x, grouped_linear),
+    "int4_g32": (partial(random_int4, group=32), lambda x: x, grouped_linear),
+    "int4_g64": (partial(random_int4, group=64), lambda x: x, grouped_linear),
+    **{
+        name.lower(): (partial(repeated_weight, name), lambda x: x, grouped_linear)
+        for name in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+    },
 }
 SWEPT = ("int4", "w4a8", "int8", "q4_k", "q6_k")
 
@@ -163,7 +167,7 @@ def run_table(kinds: Sequence[str], shapes: Sequence[str], sizes: Sequence[int])
                 row["cublas_us"] = beside[row["rows"]]
                 found.append(row)
                 wrong = "" if row["error"] < MAX_ERROR else f"  WRONG {row['error']:.1e}"
-                line = f"{kind:5} {shape:8} M={row['rows']:<4} {row['us']:8.1f} us  {row['TB/s']:5.2f} TB/s"
+                line = f"{kind:8} {shape:8} M={row['rows']:<4} {row['us']:8.1f} us  {row['TB/s']:5.2f} TB/s"
                 line += f"  {row['TFLOP/s']:6.1f} TFLOP/s  cuBLAS {row['cublas_us']:7.1f} us{wrong}"
                 print(line, flush=True)
     print(

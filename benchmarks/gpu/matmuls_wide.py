@@ -1,4 +1,4 @@
-"""Tiles of the kernel for many rows of 4-bit weights (`linear/grouped_wide.py`), each tried in a process of its own.
+"""Tiles of the kernel for many rows of weights in groups (`linear/grouped_wide.py`), each in a process of its own.
 
     python -m benchmarks.gpu.matmuls_wide 3        compile tile 3 with all splits, and compare it with the plain result
 
@@ -16,41 +16,39 @@ from quire.ops.gpu.linear.grouped_config import best_splits
 from quire.ops.gpu.linear.grouped_layout import pack_zero_points
 from quire.ops.gpu.linear.grouped_wide import wide_kernel
 from quire.ops.gpu.linear.tile_times import SPLITS
-from quire.ops.gpu.linear.wide_config import WideConfig
+from quire.ops.gpu.linear.wide_config import MIN_SHARE, WideConfig
 
 MAX_ERROR = 6e-3  # bf16 weights, bf16 results
 SECONDS = 75.0  # a tile's process has
-# (tile with one split, programs that share a multiprocessor, the rows it is for)
+# (tile with one split, the rows it is for)
 TILES = [
-    (WideConfig(128, 128, 1, 8, 4), 1, (128, 256, 512)),
-    (WideConfig(128, 128, 1, 8, 6, "pair"), 1, (128, 256)),
-    (WideConfig(128, 128, 1, 8, 4, "sums"), 1, (128, 256)),
-    (WideConfig(128, 128, 1, 4, 4, "bf16", True, 2), 2, (128, 256, 512)),
-    (WideConfig(128, 256, 1, 8, 4, "bf16", True, 1), 1, (128, 256, 512)),
-    (WideConfig(128, 256, 1, 8, 4, "bf16", True, 2), 1, (128, 256, 512)),
-    (WideConfig(128, 256, 1, 8, 6, "pair", True, 2), 1, (128, 256)),
-    (WideConfig(256, 128, 1, 8, 4), 1, (256, 512)),
-    (WideConfig(256, 128, 1, 8, 6, "pair"), 1, (256, 512)),
-    (WideConfig(64, 256, 1, 8, 6), 1, (64, 128)),
-    (WideConfig(64, 128, 1, 8, 6), 1, (64,)),
-    (WideConfig(64, 128, 1, 8, 6, "sums"), 1, (64,)),
-    (WideConfig(64, 128, 1, 4, 6), 2, (64, 128)),
-    (WideConfig(64, 64, 1, 4, 6, "pair"), 3, (64,)),
-    (WideConfig(32, 128, 1, 4, 8), 2, (32,)),
-    (WideConfig(32, 128, 1, 8, 8, "sums"), 2, (32,)),
-    (WideConfig(32, 64, 1, 4, 8, "sums"), 4, (32,)),
+    (WideConfig(16, 128, 1, 4, 4, resident=2), (8, 16)),
+    (WideConfig(32, 128, 1, 4, 4, resident=2), (32,)),
+    (WideConfig(32, 64, 1, 4, 4, registers=128, resident=4), (32,)),
+    (WideConfig(64, 64, 1, 4, 3, registers=168, resident=3), (64,)),
+    (WideConfig(64, 128, 1, 4, 6, 64, resident=2), (64, 128)),
+    (WideConfig(64, 128, 1, 4, 3, resident=2), (64, 128)),
+    (WideConfig(64, 128, 1, 8, 3, registers=128, resident=2), (64, 128)),
+    (WideConfig(128, 128, 1, 8, 6, 64), (128, 256, 512)),
+    (WideConfig(128, 128, 1, 8, 3), (128, 256, 512)),
+    (WideConfig(256, 128, 1, 8, 6, 64), (256, 512)),
+    (WideConfig(256, 128, 1, 8, 3), (256, 512)),
 ]
 
 
 def wide_configs(M: int, N: int, K: int, passed: set[int]) -> list[WideConfig]:
     """Of the tiles that passed: with the splits that should be best, and with twice and half as many."""
     found: dict[WideConfig, None] = {}
-    for index, (tile, resident, sizes) in enumerate(TILES):
+    for index, (tile, sizes) in enumerate(TILES):
         if index in passed and M in sizes:
-            chosen = best_splits(-(-M // tile.block_m) * -(-N // tile.block_n), K // 256, resident)
-            for splits in sorted({chosen, max(chosen // 2, 1), chosen * 2} & set(SPLITS)):
+            chosen = best_splits(-(-M // tile.block_m) * -(-N // tile.block_n), K // 256, tile.resident)
+            for splits in sorted({chosen, max(chosen // 2, 1), chosen * 2} & set(_splits(tile))):
                 found[tile._replace(splits=splits)] = None
     return list(found)
+
+
+def _splits(tile: WideConfig) -> list[int]:
+    return [splits for splits in SPLITS if tile.block_n // splits >= MIN_SHARE]
 
 
 def try_tile(index: int) -> int:
@@ -63,7 +61,7 @@ def try_tile(index: int) -> int:
     x = torch.randn(tile.block_m + 5, K, device="cuda", dtype=torch.bfloat16)
     truth = x.double() @ dequantize(weight, torch.float16).double().T
     wrong = 0
-    for splits in SPLITS:
+    for splits in _splits(tile):
         for rows in (tile.block_m + 5, tile.block_m - 3):
             y = wide_kernel(x[:rows], weight, None, tile._replace(splits=splits)).double()
             error = float((y - truth[:rows]).norm() / truth[:rows].norm())

@@ -1,15 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""y = x @ w.T for 4- and 8-bit weights in groups of 128 and many rows of 16-bit activations, on Hopper's tensor cores.
+"""y = x @ w.T for 4- to 8-bit weights in groups and many rows of 16-bit activations, on Hopper's tensor cores.
 
 Tiles are as wide as registers allow: with 64 x 64 the second-level cache cannot deliver activations as fast as they are
-multiplied. A program has one copy of the tile's activations in flight for each of `stages`, 64 inputs each, and unpacks
-the next weights while the tensor cores multiply the last ones. Weights go from memory into the registers in which they
-are multiplied. `scaling` says how scales are applied:
-
-    bf16    weights are multiplied with the scale in bf16: two roundings
-    pair    with the scale as the sum of two bf16: one rounding, as `dequantize`
-    sums    sums of 128 inputs are, in fp32: none
-"""
+multiplied. A program takes a span of 128 or 256 inputs at a time. It has `stages` copies of the tile's activations in
+flight, and unpacks the next weights while the tensor cores multiply the last ones. Weights go from memory into the
+registers in which they are multiplied, scaled and rounded to bf16 once, as `dequantize` does (wide_unpack.py). A span's
+scales are computed while the span before it is multiplied (wide_scales.py)."""
 
 import torch
 import triton
@@ -22,11 +18,23 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.split_k import new_tickets
-from quire.ops.gpu.linear.wide_config import WideConfig, can_be_wide
-from quire.ops.gpu.linear.wide_sums import flat, sum_of_share, take_shares
+from quire.ops.gpu.linear.wide_config import MIN_SHARE, WideConfig
+from quire.ops.gpu.linear.wide_format import high_bits, is_plain_int8, scale_words, wide_format
+from quire.ops.gpu.linear.wide_int8 import launch_int8
+from quire.ops.gpu.linear.wide_planes import halves_of, side_by_side, unpack_piece, words_layout
+from quire.ops.gpu.linear.wide_scales import (
+    append,
+    load_numbers,
+    num_groups,
+    num_halves,
+    scale_layout,
+    store_scales,
+)
+from quire.ops.gpu.linear.wide_sums import finish
+from quire.ops.gpu.linear.wide_unpack import operands, unpack_pieces
 from quire.ops.gpu.overlap import overlap_options
 
-SLAB = 64  # inputs of activations that are copied at once: two planes of words
+SLAB = 64  # inputs: 128 bytes of a row of activations, in shared memory without bank conflicts
 MIN_SHARED = 512  # splits times tokens of a tile, from which on its programs share the work of adding up
 
 
@@ -39,47 +47,67 @@ def wide_kernel(
     overlap: bool = False,
 ) -> Tensor:
     """x [M, K] bf16 -> [M, N]"""
-    (M, K), N = x.shape, weight.num_outputs
-    assert can_be_wide(weight) and x.dtype == torch.bfloat16 and x.is_contiguous() and weight.num_inputs == K
+    (M, K), N, form = x.shape, weight.num_outputs, wide_format(weight)
+    assert form is not None and x.dtype == torch.bfloat16 and x.is_contiguous() and weight.num_inputs == K
+    assert config.block_n // config.splits >= MIN_SHARE, config
     out = x.new_empty(M, N)
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
+    copies = config.slab // SLAB
     partials = None
     if config.splits > 1:
         tickets = new_tickets(x.device) if tickets is None else tickets
         assert tiles_m * tiles_n <= len(tickets), f"{tiles_m * tiles_n} tiles, {len(tickets)} tickets"
         size = tiles_m * tiles_n * config.splits * config.block_m * config.block_n
         partials = torch.empty(size, dtype=torch.float32, device=x.device)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    _wide_kernel[(tiles_m, tiles_n, config.splits)](
-        TensorDescriptor.from_tensor(x, [config.block_m, SLAB], layout),
-        weight.words,
-        weight.scales,
-        bias,
-        out,
-        partials,
-        tickets if config.splits > 1 else None,
-        M,
-        N,
-        weight.num_chunks,
-        HAS_POINTS=weight.has_zero_points,
-        ZERO=weight.zero,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        SPLITS=config.splits,
-        STAGES=config.stages,
-        SCALING=config.scaling,
-        LATE=config.late,
-        PENDING=config.pending,
-        WARPS=config.warps,
-        BITS=weight.bits,
-        OVERLAP=overlap,
-        POLLS=_polls(config, tiles_m * tiles_n * config.splits, x.device),
-        UNPACK=unpack_planes(weight.bits, config.scaling),
-        num_warps=config.warps,
+    grid, to = (tiles_m, tiles_n, config.splits), (bias, out, partials, tickets if config.splits > 1 else None)
+    constants = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "SPLITS": config.splits,
+        "WARPS": config.warps,
+        "OVERLAP": overlap,
+        "POLLS": _polls(config, tiles_m * tiles_n * config.splits, x.device),
+        "num_warps": config.warps,
         **overlap_options(overlap),
         **({"maxnreg": config.registers} if config.registers else {}),
+    }
+    if is_plain_int8(weight):
+        launch_int8(grid, x, weight, config.stages * config.slab, to, constants)
+        return out
+    parts = 1 if weight.bits == 8 and config.block_m <= 64 else form.parts  # there are registers for no more
+    _wide_kernel[grid](
+        _descriptor(x, config.block_m, copies),
+        weight.words,
+        weight.high,
+        scale_words(weight),
+        weight.offsets,
+        weight.super_scales,
+        *to,
+        M,
+        N,
+        weight.num_chunks // parts,
+        BITS=weight.bits,
+        HIGH=high_bits(weight),
+        WIDTH=weight.width,
+        PARTS=parts,
+        KIND=form.kind,
+        SECOND=form.second,
+        GROUP=form.group,
+        OFFSET_SCALES=form.offset_scales,
+        STAGES=config.stages,
+        COPIES=copies,
+        UNPACK=unpack_pieces(weight.bits, high_bits(weight), form.zero, form.second),
+        OPERANDS=operands(high_bits(weight), form.second),
+        **constants,
     )
     return out
+
+
+def _descriptor(x: Tensor, block_m: int, slabs: int) -> TensorDescriptor:
+    """Of x [M, K] as [K / 64, M, 64]"""
+    M, K = x.shape
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+    return TensorDescriptor(x, [K // SLAB, M, SLAB], [SLAB, K, 1], [slabs, block_m, SLAB], layout)
 
 
 def _polls(config: WideConfig, programs: int, device: torch.device) -> int:
@@ -91,114 +119,99 @@ def _polls(config: WideConfig, programs: int, device: torch.device) -> int:
     return config.polls if programs <= room else 0
 
 
-HALVES = gl.constexpr("prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632;")
-
-
-def unpack_planes(bits: int, scaling: str) -> tuple[str, ...]:
-    """Instructions for each pair of planes in half a word."""
-    return tuple(_unpack(bits, shift, scaling) for shift in range(0, 16, 2 * bits))
-
-
-def _unpack(bits: int, shift: int, scaling: str) -> str:
-    """Halves of two words in $2 -> two planes in $0, $1: (128 + q) + $3, or 8 bits as they are, times $4, or $4 +
-    $5."""
-    lines = [".reg .b32 one, minus, a, s, t;", "mov.b32 one, 0x3F803F80;", "mov.b32 minus, 0xBF80BF80;"]
-    for plane in (0, 1):
-        result = f"${plane}" if scaling == "sums" else "s"
-        lines.append(f"shr.u32 a, $2, {shift + bits * plane};")
-        if bits == 4:
-            lines.append("lop3.b32 s, a, 0x000F000F, 0x43004300, 0xEA;")
-            lines.append(f"fma.rn.bf16x2 {result}, s, one, $3;")
-        else:  # as in unpack.py: 128 + the low seven bits, less 128 or 256
-            lines.append("lop3.b32 s, a, 0x007F007F, 0x43004300, 0xEA;")
-            lines.append("lop3.b32 t, a, 0x00800080, 0x43004300, 0xEA;")
-            lines.append(f"fma.rn.bf16x2 {result}, t, minus, s;")
-        if scaling == "bf16":
-            lines.append(f"mul.rn.bf16x2 ${plane}, s, $4;")
-        if scaling == "pair":
-            lines += ["mul.rn.bf16x2 t, s, $5;", f"fma.rn.bf16x2 ${plane}, s, $4, t;"]
-    return "{\n" + "\n".join(lines) + "\n}"
-
-
-@gluon.constexpr_function
-def _words_layout(rows, warps):
-    """How threads hold words [rows, 32]: as an operand of the tensor cores holds 16-bit values."""
-    registers = [[0, 1], [8, 0], [0, 8], [0, 16]]
-    warp_rows, step = [], 16
-    while step < 16 * warps:
-        warp_rows.append([step, 0])
-        step *= 2
-    while step < rows:
-        registers.append([step, 0])
-        step *= 2
-    return gl.DistributedLinearLayout(registers, [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], warp_rows, [], [rows, 32])
-
-
 @gluon.jit
-def _scale_and_less(word, NUMBER: gl.constexpr, BITS: gl.constexpr, HAS_POINTS: gl.constexpr, ZERO: gl.constexpr):
-    """For the chunk's group NUMBER: its scale in fp32, and -(128 + zero) in bf16. A chunk of 8 bits has one group, and
-    no zero."""
-    if BITS == 8:
-        scale = word.to(gl.float32)
-        less = scale.to(gl.bfloat16)
-    else:
-        SHIFT: gl.constexpr = NUMBER * (32 if HAS_POINTS else 16)
-        scale = (word >> SHIFT).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
-        point = (word >> (SHIFT + 16)).to(gl.int32) & 0x7F if HAS_POINTS else (word & 0).to(gl.int32) + ZERO
-        less = (point | 0xC300).to(gl.int16).to(gl.bfloat16, bitcast=True)
-    return scale, less
+def _load_words(ptrs, chunk, PARTS: gl.constexpr, WIDTH: gl.constexpr):
+    """The words of a span's chunks."""
+    words = ()
+    for part in gl.static_range(PARTS):
+        words = append(words, gl.load(ptrs + (chunk * PARTS + part) * WIDTH))
+    return words
 
 
-@gluon.jit(do_not_specialize=["M", "chunks"])
+@gluon.jit(do_not_specialize=["M", "spans"])
 def _wide_kernel(
     x_desc,
     words_ptr,
+    high_ptr,
     scales_ptr,
+    offsets_ptr,
+    super_ptr,
     bias_ptr,
     out_ptr,
     partials_ptr,
     tickets_ptr,
     M,
     N,
-    chunks,
+    spans,
     BITS: gl.constexpr,
-    HAS_POINTS: gl.constexpr,
-    ZERO: gl.constexpr,
+    HIGH: gl.constexpr,
+    WIDTH: gl.constexpr,
+    PARTS: gl.constexpr,
+    KIND: gl.constexpr,
+    SECOND: gl.constexpr,
+    GROUP: gl.constexpr,
+    OFFSET_SCALES: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
-    SCALING: gl.constexpr,
-    LATE: gl.constexpr,
-    PENDING: gl.constexpr,
+    COPIES: gl.constexpr,
     WARPS: gl.constexpr,
     OVERLAP: gl.constexpr,
     POLLS: gl.constexpr,
     UNPACK: gl.constexpr,
+    OPERANDS: gl.constexpr,
 ):
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    WORDS: gl.constexpr = _words_layout(BLOCK_N, WARPS)
-    BYTES: gl.constexpr = BLOCK_M * 64 * 2
-    PAIRS: gl.constexpr = 16 // BITS  # of planes, 64 inputs each: a chunk
+    WORDS: gl.constexpr = words_layout(BLOCK_N, WARPS, WIDTH)
+    BYTES: gl.constexpr = COPIES * BLOCK_M * 64 * 2
+    SPAN: gl.constexpr = 32 // BITS * WIDTH * PARTS  # inputs
+    SLABS: gl.constexpr = SPAN // 64
+    PIECES: gl.constexpr = 32 // WIDTH  # of 64 inputs: two planes each
+    GROUPS: gl.constexpr = num_groups(GROUP, SPAN)
+    HALF_COUNT: gl.constexpr = num_halves(GROUP, SPAN)
+    ITEMS: gl.constexpr = GROUPS // HALF_COUNT
+    SCALES: gl.constexpr = scale_layout(HALF_COUNT, WARPS)
+    ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
+    X: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    LINES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     first_token = gl.program_id(0) * BLOCK_M
     first_output = gl.program_id(1) * BLOCK_N
-    share = gl.cdiv(chunks, SPLITS)
+    share = gl.cdiv(spans, SPLITS)
     first = gl.program_id(2) * share
-    last = gl.minimum(first + share, chunks)
-    slabs = (last - first) * PAIRS
+    last = gl.minimum(first + share, spans)
+    slabs = (last - first) * (SLABS // COPIES)
 
-    x_slots = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_M, 64], x_desc.layout)
+    x_slots = gl.allocate_shared_memory(gl.bfloat16, [STAGES, COPIES, BLOCK_M, 64], x_desc.layout)
+    x_slabs = x_slots._reinterpret(gl.bfloat16, [STAGES * COPIES, BLOCK_M, 64], X)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    STACK: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    pairs = gl.allocate_shared_memory(gl.int32, [2, ITEMS, HALF_COUNT, BLOCK_N], STACK)
+    pair_lines = pairs._reinterpret(gl.int32, [2 * GROUPS, BLOCK_N], LINES)
+    if SECOND == "none":
+        others = pairs
+        other_lines = pair_lines
+    else:
+        others = gl.allocate_shared_memory(gl.int32, [2, ITEMS, HALF_COUNT, BLOCK_N], STACK)
+        other_lines = others._reinterpret(gl.int32, [2 * GROUPS, BLOCK_N], LINES)
     for number in gl.static_range(STAGES):
         mbarrier.init(arrived.index(number), count=1)
 
-    rows = gl.minimum(first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(1, WORDS)), N - 1)
-    columns = gl.arange(0, 32, gl.SliceLayout(0, WORDS))
-    word_ptrs = words_ptr + (rows.to(gl.int64) * chunks)[:, None] * 32 + columns[None, :]
-    begin = gl.minimum(first, chunks - 1)
-    words = gl.load(word_ptrs + begin * 32)
-    scales = gl.load(scales_ptr + begin.to(gl.int64) * N + rows)
+    rows = gl.minimum(first_output + gl.arange(0, BLOCK_N, ROWS), N - 1)
+    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, WORDS))
+    inside = (rows.to(gl.int64) * (spans * PARTS))[:, None] * WIDTH + columns[None, :]
+    word_ptrs = words_ptr + inside
+    begin = gl.minimum(first, spans - 1)
+    words = _load_words(word_ptrs, begin, PARTS, WIDTH)
+    high_ptrs = high_ptr + inside if HIGH > 0 else word_ptrs
+    high = _load_words(high_ptrs, begin, PARTS, WIDTH) if HIGH > 0 else ()
+    scale_rows = gl.minimum(first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(0, SCALES)), N - 1)[None, :]
+    half = gl.arange(0, HALF_COUNT, gl.SliceLayout(1, SCALES))[:, None]
+    numbers = load_numbers(
+        scales_ptr, offsets_ptr, super_ptr, begin, scale_rows, half, N, KIND, SECOND, GROUP, PARTS, SPAN
+    )
+    store_scales(numbers, pairs, others, half, 0, KIND, SECOND, GROUP, SPAN, OFFSET_SCALES)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()  # weights are loaded before, activations after
@@ -206,103 +219,60 @@ def _wide_kernel(
         mbarrier.expect(arrived.index(number), BYTES, pred=number < slabs)
         tma.async_copy_global_to_shared(
             x_desc,
-            [first_token, first * (PAIRS * 64) + number * 64],
+            [first * SLABS + number * COPIES, first_token, 0],
             arrived.index(number),
             x_slots.index(number),
             pred=number < slabs,
         )
 
-    sum_rows = gl.minimum(first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA)), N - 1)
     acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
-    zeros = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
     slab = 0
-    for chunk in range(first, last):
-        ahead = gl.minimum(chunk + 1, last - 1)
-        next_scales = gl.load(scales_ptr + ahead.to(gl.int64) * N + rows)
-        halves = gl.inline_asm_elementwise(HALVES, "=r,=r,r,r", [words], (gl.int16, gl.int16), is_pure=True, pack=2)
-        if not LATE:
-            next_words = gl.load(word_ptrs + ahead * 32)
-        if SCALING == "sums":
-            sum_words = gl.load(scales_ptr + gl.cast(chunk, gl.int64) * N + sum_rows)
-        for pair in gl.static_range(PAIRS):
+    for span in range(first, last):
+        ahead = gl.minimum(span + 1, last - 1)
+        numbers = load_numbers(
+            scales_ptr, offsets_ptr, super_ptr, ahead, scale_rows, half, N, KIND, SECOND, GROUP, PARTS, SPAN
+        )
+        halves = ()
+        for part in gl.static_range(PARTS):
+            halves = halves + halves_of(words[part])
+        next_words = _load_words(word_ptrs, ahead, PARTS, WIDTH)
+        next_high = _load_words(high_ptrs, ahead, PARTS, WIDTH) if HIGH > 0 else ()
+        buffer = (span - first) % 2
+        for number in gl.static_range(SLABS):
             slot = slab % STAGES
-            if LATE and pair == PAIRS // 2:
-                next_words = gl.load(word_ptrs + ahead * 32)
-            scale, less = _scale_and_less(scales, pair // 2, BITS, HAS_POINTS, ZERO)
-            main = scale.to(gl.bfloat16)
-            rest = (scale - main.to(gl.float32)).to(gl.bfloat16)
-            low, high = gl.inline_asm_elementwise(
-                UNPACK[pair % (PAIRS // 2)],
-                "=r,=r,r,r,r,r",
-                [halves[pair // (PAIRS // 2)], less[:, None], main[:, None], rest[:, None]],
-                (gl.bfloat16, gl.bfloat16),
-                is_pure=True,
-                pack=2,
-            )
-            low = gl.convert_layout(low, OPERAND, assert_trivial=True)
-            high = gl.convert_layout(high, OPERAND, assert_trivial=True)
-            mbarrier.wait(arrived.index(slot), (slab // STAGES) & 1)
-            x = x_slots.index(slot).permute((1, 0))
-            if SCALING == "sums":
-                if pair % 2 == 0:
-                    part = warpgroup_mma(low, x.slice(0, 32, 0), zeros, use_acc=False, is_async=True)
-                else:
-                    part = warpgroup_mma(low, x.slice(0, 32, 0), part, is_async=True)
-                part = warpgroup_mma(high, x.slice(32, 32, 0), part, is_async=True)
-                part = warpgroup_mma_wait(2 * (1 - pair % 2), deps=[part])
-                if pair % 2 == 1:
-                    acc += part * _scale_and_less(sum_words, pair // 2, BITS, HAS_POINTS, ZERO)[0][:, None]
-            else:
-                acc = warpgroup_mma(low, x.slice(0, 32, 0), acc, is_async=True)
-                if PENDING == 1:
-                    acc = warpgroup_mma_wait(1, deps=[acc])
-                acc = warpgroup_mma(high, x.slice(32, 32, 0), acc, is_async=True)
-                acc = warpgroup_mma_wait(PENDING, deps=[acc])
-            # All warps are done with the slab before this one: the next copy takes its place.
-            gl.thread_barrier()
-            coming = slab + STAGES - 1
-            place = coming % STAGES
-            mbarrier.expect(arrived.index(place), BYTES, pred=coming < slabs)
-            tma.async_copy_global_to_shared(
-                x_desc,
-                [first_token, first * (PAIRS * 64) + coming * 64],
-                arrived.index(place),
-                x_slots.index(place),
-                pred=coming < slabs,
-            )
-            slab += 1
-        words, scales = next_words, next_scales
+            planes = ()
+            for piece in gl.static_range(PIECES):
+                planes = planes + unpack_piece(
+                    halves, high, pair_lines, other_lines, buffer, number * PIECES + piece,
+                    BITS, HIGH, WIDTH, SECOND, GROUP, ITEMS, HALF_COUNT, ROWS, UNPACK, OPERANDS,
+                )  # fmt: skip
+            if number % COPIES == 0:
+                mbarrier.wait(arrived.index(slot), (slab // STAGES) & 1)
+            x = x_slabs.index(slot * COPIES + number % COPIES).permute((1, 0))
+            for plane in gl.static_range(2):  # 32 inputs each
+                w = planes[plane] if WIDTH == 32 else side_by_side(planes[plane * 2], planes[plane * 2 + 1])
+                w = gl.convert_layout(w, OPERAND, assert_trivial=True)
+                acc = warpgroup_mma(w, x.slice(plane * 32, 32, 0), acc, is_async=True)
+            if number == SLABS - 1:
+                store_scales(numbers, pairs, others, half, 1 - buffer, KIND, SECOND, GROUP, SPAN, OFFSET_SCALES)
+            acc = warpgroup_mma_wait(2, deps=[acc])
+            if number % COPIES == COPIES - 1:
+                # All warps are done with the copy before this one: the next one takes its place.
+                gl.thread_barrier()
+                coming = slab + STAGES - 1
+                place = coming % STAGES
+                mbarrier.expect(arrived.index(place), BYTES, pred=coming < slabs)
+                tma.async_copy_global_to_shared(
+                    x_desc,
+                    [first * SLABS + coming * COPIES, first_token, 0],
+                    arrived.index(place),
+                    x_slots.index(place),
+                    pred=coming < slabs,
+                )
+                slab += 1
+        words, high = next_words, next_high
     acc = warpgroup_mma_wait(0, deps=[acc])
-
-    if SPLITS > 1:
-        tile = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
-        base = partials_ptr + tile.to(gl.int64) * (SPLITS * BLOCK_N * BLOCK_M)
-        sums = flat(acc)
-        quads = gl.arange(0, BLOCK_N * BLOCK_M // 4, gl.SliceLayout(1, sums.type.layout))
-        inside = quads[:, None] * 4 + gl.arange(0, 4, gl.SliceLayout(0, sums.type.layout))[None, :]
-        gl.store(base + gl.program_id(2) * (BLOCK_N * BLOCK_M) + inside, sums)
-        gl.thread_barrier()  # one thread changes the ticket: the sums of all threads come first
-        mine, others = take_shares(tickets_ptr + tile, SPLITS, POLLS)
-        ROWS: gl.constexpr = BLOCK_N // SPLITS
-        for number in range(SPLITS):
-            if (number == mine) | ((others >> number & 1) == 1):
-                total = sum_of_share(base, number, ROWS, BLOCK_N, BLOCK_M, SPLITS, WARPS)
-                _store(out_ptr, bias_ptr, total, first_output + number * ROWS, first_token, N, M, WARPS)
-    else:
-        _store(out_ptr, bias_ptr, acc, first_output, first_token, N, M, WARPS)
-
-
-@gluon.jit
-def _store(out_ptr, bias_ptr, acc, first_output, first_token, N, M, WARPS: gl.constexpr):
-    """acc [outputs, tokens]. Lanes write neighbouring outputs of a token, which they get through shared memory: as they
-    leave the tensor cores, a lane has one of every token."""
-    LANES: gl.constexpr = min(acc.shape[0] // 8, 16)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [LANES, 32 // LANES], [1, WARPS], [0, 1])
-    outputs = first_output + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
-    tokens = first_token + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
-    if bias_ptr is not None:
-        places = first_output + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
-        acc += gl.load(bias_ptr + places, mask=places < N, other=0.0).to(gl.float32)[:, None]
-    offsets = tokens.to(gl.int64)[None, :] * N + outputs[:, None]
-    inside = (outputs < N)[:, None] & (tokens < M)[None, :]
-    gl.store(out_ptr + offsets, gl.convert_layout(acc.to(out_ptr.dtype.element_ty), LAYOUT), mask=inside)
+    finish(
+        acc, out_ptr, bias_ptr, partials_ptr, tickets_ptr, first_output, first_token, N, M,
+        SPLITS, BLOCK_N, BLOCK_M, POLLS, WARPS,
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""Weights as the kernel of grouped_wide.py takes them: integers in groups, in whole spans of 128 or 256 inputs."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
+
+HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
+
+
+class WideFormat(NamedTuple):
+    """How scales are stored, and how values are scaled."""
+
+    kind: str  # "halves": fp16 in words; "six", "bytes": of K-quants; "floats": one number a group and output
+    second: str  # what a group has beside its scale: "none", "points", "offsets"
+    group: int  # inputs
+    parts: int  # chunks of a span
+    zero: int  # subtracted from all values
+    offset_scales: int  # scales that are added to an offset, since more than the weight's zero is subtracted
+
+
+def wide_format(weight: GroupedWeight) -> WideFormat | None:
+    """None: the kernel does not know the weight's values or scales, or its inputs are not whole spans."""
+    if weight.codebook or weight.width not in (16, 32) or weight.chunk not in (128, 256):
+        return None
+    second = "points" if weight.has_zero_points else "offsets" if weight.has_offsets else "none"
+    whole_chunks = weight.num_inputs % weight.chunk == 0
+    if weight.scales.is_floating_point():
+        kind = "floats"
+    elif weight.super_scales is None:
+        kind = "halves"
+    else:
+        kind = "six" if weight.scales.dtype == torch.int32 else "bytes"
+    parts = 2 if weight.width == 16 or (weight.bits == 8 and weight.num_chunks % 2 == 0) else 1
+    zero = _middle(weight, kind) if second == "offsets" else weight.zero
+    if not whole_chunks or weight.num_chunks % parts:
+        return None
+    return WideFormat(kind, second, weight.group, parts, zero, zero - weight.zero)
+
+
+def is_plain_int8(weight: GroupedWeight) -> bool:
+    """8 bits with one fp16 scale a chunk, which wide_int8.py multiplies."""
+    one_scale = weight.group == weight.chunk and weight.width == 32 and weight.scales.dtype == torch.float16
+    return weight.bits == 8 and one_scale and not weight.has_offsets
+
+
+def _middle(weight: GroupedWeight, kind: str) -> int:
+    """Of a weight's values: to subtract it makes offsets small."""
+    if weight.bits == 8:
+        return 0
+    if weight.high is not None:
+        return 8 << high_bits(weight)
+    return 2 if kind == "bytes" else 8  # Q2_K's values are 0 .. 3
+
+
+def high_bits(weight: GroupedWeight) -> int:
+    return 0 if weight.high is None else HIGH_BITS[weight.high.dtype]
+
+
+def scale_words(weight: GroupedWeight) -> Tensor:
+    return weight.scales if weight.scales.is_floating_point() else weight.scales.view(torch.int32)
