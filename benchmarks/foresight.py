@@ -102,8 +102,11 @@ class Files:
 class Foresight:
     """Serves cases and simulates them, on one device."""
 
-    def __init__(self, device: str, gpu: str | None, times: "Times", kept: bool, files: "Files") -> None:
-        self.device, self._times, self._kept, self._files = device, times, kept, files
+    def __init__(
+        self, device: str, gpu: str | None, times: "Times", kept: bool, files: "Files", default: Path | None = None
+    ) -> None:
+        """`default`: the files of the default model, or its config.json and tokenizer; None: as they are found."""
+        self.device, self._times, self._kept, self._files, self._default = device, times, kept, files, default
         if device == "gpu":
             self.hardware = find_hardware(gpu) if gpu else own_gpu()
         else:
@@ -122,9 +125,14 @@ class Foresight:
         options = EngineOptions(
             device="cuda" if self.device == "gpu" else "cpu", kv_cache_memory_bytes=CACHE_BYTES[self.device]
         )
-        default = resolve_model(DEFAULT_MODEL).path
+        default = self._default or resolve_model(DEFAULT_MODEL).path
+        if name != "8b" and not _has_weights(default):
+            dummy = replace(options, model=str(default), load_format="dummy", tokenizer=str(default))
+            yield dummy, plan_model(name, shape_checkpoint(read_config(default), None), packing)
+            return
         if name != "8b":
-            yield options, plan_model(name, open_checkpoint(default), packing)
+            found = replace(options, model=str(default)) if self._default else options
+            yield found, plan_model(name, open_checkpoint(default), packing)
             return
         with tempfile.TemporaryDirectory() as folder:
             config = {**SHAPES["llama-3.1-8b"], "vocab_size": VOCAB_SIZE}
@@ -234,6 +242,10 @@ class Foresight:
         return replace(spec, rate=rate or math.inf, num_requests=num_requests)
 
 
+def _has_weights(path: Path) -> bool:
+    return path.is_file() or any(path.glob("*.safetensors"))
+
+
 def _sum_error(times: StepTimes, steps: Sequence[LoggedStep]) -> float:
     """Of the sum of what they took, as a share."""
     real = sum(step.seconds for step in steps)
@@ -254,6 +266,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="that requests come, of each workload (25; GPU: 15)")
     parser.add_argument("--calibration-seconds", type=float, metavar="S", help="of each calibration (12; GPU: 30)")
     parser.add_argument("--limit", type=float, metavar="S", help="seconds of all, which ends it (3600; GPU: 370)")
+    parser.add_argument("--default-model", type=Path, metavar="PATH", help="its files; without weights, they are random")
     parser.add_argument("--kept", action="store_true", help="use the calibration of an earlier run")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what a gate needs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables, as docs/planning.md has them")
@@ -276,7 +289,8 @@ def main() -> None:
         args.seconds or SECONDS[device], args.calibration_seconds or CALIBRATION_SECONDS[device],
         time.monotonic() + limit,
     )  # fmt: skip
-    foresight = Foresight(device, args.hardware, times, args.kept, Files(args.record, args.markdown))
+    files = Files(args.record, args.markdown)
+    foresight = Foresight(device, args.hardware, times, args.kept, files, args.default_model)
     print(header())
     try:
         foresight.run([cases[name] for name in args.workload or cases])
