@@ -144,10 +144,8 @@ class Replica:
         self.load += 1
         if self.goes_on is None:
             self.goes_on = now
-        elif self._ahead:
-            self._device_free += self.costs.arrival  # the device waits while the loop takes it
-        else:
-            self.goes_on += self.costs.arrival  # it is read by a core that computes
+        else:  # the loop takes it, while the device may wait; on a CPU, a core that computes reads it
+            self.goes_on += self.costs.arrival
 
     def take_ended(self) -> list[SimulatedRequest]:
         """The requests that ended since the last call."""
@@ -160,8 +158,7 @@ class Replica:
         began = now = self.goes_on
         if self.scheduler.has_work and not (self._drafts and self.scheduler.awaits_output):
             plan = self.scheduler.schedule()
-            num_sampled = self._submit(plan, now)
-            now += self._host_seconds(num_sampled) if self._ahead else 0.0
+            now = self._submit(plan, now)
             if plan.runs and len(self._steps) <= self._ahead:
                 self.goes_on = now
                 return
@@ -215,8 +212,8 @@ class Replica:
 
     # -- a step
 
-    def _submit(self, plan: StepPlan, now: float) -> int:
-        """-> how many sequences sample in it"""
+    def _submit(self, plan: StepPlan, now: float) -> float:
+        """-> when the engine's loop has done so"""
         drafts = self._drafts
         for admission in plan.admitted:
             request = self.requests[self.scheduler.rows[admission.row].group.id]
@@ -233,11 +230,12 @@ class Replica:
             drafts.propose(plan, output, self._known)
         work = StepWork.of(plan, len(output.sampled))
         work.num_shared = self._shared()
+        now += self._host_seconds(len(output.sampled)) if self._ahead else 0.0
         ends, seconds = now, 0.0
         if plan.runs:
             ends, seconds = self._run(plan, work, output, now)
         self._steps.append(StepInFlight(plan, work.num_chunks > 0, ends, seconds, output))
-        return len(output.sampled)
+        return now
 
     def _sample(self, plan: StepPlan) -> list[SampledRow]:
         sampled, known = [], self._known
@@ -279,14 +277,15 @@ class Replica:
         """Make the steps of decoding until `horizon` that differ in nothing but time. -> when the engine goes on"""
         running, count, work = self.scheduler.groups.running.items, 0, self._next_work
         rows, began, step = len(running), now, self._steps[0] if self._steps else None
-        last_ends, seconds, host = step.ends if step else 0.0, 0.0, self._host_seconds(rows)
+        last_ends, seconds = step.ends if step else 0.0, 0.0
+        host = self._host_seconds(rows) if self._ahead else 0.0
         streams = 0.0 if self._ahead else self.costs.row * rows
         if step and step.has_prompts:
             self.scheduler.record_step(step.plan, step.seconds)
             step.has_prompts = False
         while count < self._num_alike and now < horizon:  # as `_run`, without a call for each step
             seconds = self._times.seconds(work) + streams
-            self._device_free = ends = max(now, self._device_free) + seconds
+            self._device_free = ends = max(now + host, self._device_free) + seconds
             self.busy_seconds += seconds
             work.num_read += rows
             work.num_pairs += rows
