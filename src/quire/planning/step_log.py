@@ -1,12 +1,13 @@
 """What an engine computed in each step, when, and how long it took: a file that it writes while it serves."""
 
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from quire.planning.step_times import StepWork
 
-_STEP = struct.Struct("<8q2d")  # the numbers of a StepWork, goes_on, num_new, began, seconds
+_WORK = len(fields(StepWork))
+_STEP = struct.Struct(f"<{_WORK + 2}q2d")  # the numbers of a StepWork, goes_on, num_new, began, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +30,5 @@ def read_steps(path: Path, since: float = 0.0) -> list[LoggedStep]:
     """The steps of a log that began after `since`."""
     data = path.read_bytes()
     rows = _STEP.iter_unpack(data[: len(data) // _STEP.size * _STEP.size])
-    steps = [LoggedStep(StepWork(*row[:6]), row[8], row[9], bool(row[6]), row[7]) for row in rows]
+    steps = [LoggedStep(StepWork(*row[:_WORK]), *row[-2:], bool(row[_WORK]), row[_WORK + 1]) for row in rows]
     return [step for step in steps if step.began >= since]

@@ -20,6 +20,8 @@ class StepWork:
     num_pairs: int = 0  # of a query and a key
     num_chunks: int = 0  # runs of several prompt tokens; 0: all sequences decode
     num_shared: int = 0  # of the cached tokens that are read: those that another sequence reads too
+    num_chunk_read: int = 0  # of the cached tokens that are read: those that runs of several tokens read
+    longest: int = 0  # of these: what the run with the longest context reads
 
     @classmethod
     def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
@@ -42,6 +44,8 @@ class StepWork:
         """A run of `count` tokens from `start` on, the last of which are drafts."""
         self.num_tokens += count
         self.num_read += start + count
+        self.num_chunk_read += start + count
+        self.longest = max(self.longest, start + count)
         self.num_pairs += count * start + count * (count + 1) // 2
         self.num_chunks += count > 1 + num_drafts
 
