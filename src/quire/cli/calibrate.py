@@ -64,13 +64,8 @@ def calibrate(
     from quire.planning.calibrate import (
         MAX_GPU_SECONDS,
         MAX_SECONDS,
-        arrival_seconds,
-        gapless,
-        mean_steps,
-        of_known_times,
-        serving_costs,
-        undisturbed,
-        without_arrivals,
+        learn,
+        learn_gpu,
     )
     from quire.planning.calibration import Calibration, calibration_key, keep
     from quire.planning.step_fit import fit, fit_quality
@@ -86,20 +81,12 @@ def calibrate(
     with nullcontext(server) if server else logged_server(options) as measured:
         steps, first_tokens = _serve_rounds(measured, options.max_num_seqs, max_seconds, on_gpu)
     graphs = on_gpu and not options.enforce_eager
-    if on_gpu:
-        steps = gapless(steps)
-    own = of_known_times(steps) if on_gpu else steps
-    if len(steps) < MIN_STEPS or len(mean_steps(own, graphs)) < MIN_KINDS:
+    alike, costs = learn_gpu(steps, first_tokens, graphs) if on_gpu else learn(steps, first_tokens)
+    if len(steps) < MIN_STEPS or len(alike) < MIN_KINDS:
         raise UsageError(
             f"{len(steps)} steps of the model ran in {max_seconds:g} seconds, and a fit needs {MIN_STEPS}",
             "stop what else runs here, or leave out --calibrate: times are then computed",
         )
-    alone = undisturbed(own, on_gpu)
-    arrival = arrival_seconds(own, fit(mean_steps(alone, graphs), graphs), on_gpu)
-    alike = mean_steps(without_arrivals(own, arrival) if on_gpu else alone, graphs)
-    costs = replace(serving_costs(steps, first_tokens), arrival=arrival)
-    if on_gpu:
-        costs = replace(costs, step=0.0, row=0.0)  # the steps have it
     calibration = Calibration(key, fit(alike, graphs), costs, fit_quality(alike, graphs), tuple(alike))
     keep(cache_dir() / "calibrations", calibration)
     return calibration

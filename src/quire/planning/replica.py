@@ -11,6 +11,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
 from quire.planning.fast_forward import num_steps_alike, skip_steps
 from quire.planning.prompt_ids import simulated_tokens
+from quire.planning.recent_rate import RecentRate
 from quire.planning.simulated_drafts import WRONG, SimulatedDrafts
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 from quire.planning.workload import Arrival
@@ -121,6 +122,7 @@ class Replica:
         self._known: dict[int, int] = {}  # tokens of each row
         self._steps: deque[StepInFlight] = deque()
         self._device_free = 0.0
+        self._recent = RecentRate()
         self._num_alike = 0  # steps from here on that only decode
         self._next_work = StepWork()  # of the first of these
         self._num_shared: int | None = None  # as in StepWork; None: sequences came or went
@@ -201,11 +203,15 @@ class Replica:
     def _run(self, plan: StepPlan, work: StepWork, output: StepOutput, now: float) -> tuple[float, float]:
         """-> when the device has done a step that is submitted now, and how long it took."""
         num_swapped = len(plan.swap_in) + len(plan.swap_out)
+        begins = max(now, self._device_free)
+        if self._ahead:
+            work.recent = self._recent.at(begins)
         seconds = self._times.seconds(work) + self.costs.swapped_block * num_swapped + output.draft_seconds
-        if not self._ahead:
+        if self._ahead:
+            self._recent.add(work.num_tokens, begins, seconds)
+        else:
             seconds += self.costs.row * len(output.sampled)  # streams are written by the cores that compute
-        ends = max(now, self._device_free) + seconds
-        self._device_free = ends
+        self._device_free = ends = begins + seconds
         self.busy_seconds += seconds
         self.num_steps += 1
         return ends, seconds
@@ -230,7 +236,8 @@ class Replica:
             drafts.propose(plan, output, self._known)
         work = StepWork.of(plan, len(output.sampled))
         work.num_shared = self._shared()
-        now += self._host_seconds(len(output.sampled)) if self._ahead else 0.0
+        if self._ahead:
+            now += self._host_seconds(len(output.sampled)) + (self.costs.prompts if work.num_chunks else 0.0)
         ends, seconds = now, 0.0
         if plan.runs:
             ends, seconds = self._run(plan, work, output, now)
@@ -284,8 +291,13 @@ class Replica:
             self.scheduler.record_step(step.plan, step.seconds)
             step.has_prompts = False
         while count < self._num_alike and now < horizon:  # as `_run`, without a call for each step
+            begins = max(now + host, self._device_free)
+            if self._ahead:
+                work.recent = self._recent.at(begins)
             seconds = self._times.seconds(work) + streams
-            self._device_free = ends = max(now + host, self._device_free) + seconds
+            if self._ahead:
+                self._recent.add(work.num_tokens, begins, seconds)
+            self._device_free = ends = begins + seconds
             self.busy_seconds += seconds
             work.num_read += rows
             work.num_pairs += rows

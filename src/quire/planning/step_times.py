@@ -22,6 +22,7 @@ class StepWork:
     num_shared: int = 0  # of the cached tokens that are read: those that another sequence reads too
     num_chunk_read: int = 0  # of the cached tokens that are read: those that runs of several tokens read
     longest: int = 0  # of these: what the run with the longest context reads
+    recent: int = 0  # tokens a second that the device computed just before, as `RecentRate` has them
 
     @classmethod
     def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
@@ -56,12 +57,14 @@ class StepTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServingCosts:
-    """Seconds that serving takes beside the steps: the loop of the engine process, streams, HTTP."""
+    """Seconds that serving takes beside the steps: the loop of the engine process, streams, HTTP. On a GPU the loop
+    works beside the device, which waits for it where it takes longer than a step."""
 
     step: float = 0.0  # between two steps
     row: float = 0.0  # of each token that is sent: where threads compute, the step is longer by it
     request: float = 0.0  # from a client to the engine, and of the first token back
-    arrival: float = 0.0  # of a request that comes while a step runs: the step is longer by it
+    arrival: float = 0.0  # of a request that comes while a step runs: on a CPU the step is longer by it
+    prompts: float = 0.0  # of a step with prompts, on a GPU
     swapped_block: float = 0.0  # moved to main memory, or back
 
     @property
