@@ -221,7 +221,8 @@ def test_steps_that_are_made_at_once_change_nothing(ahead: int, seed: int) -> No
     plans, results, num_blocks = [], [], (40, 60, 400)[seed % 3]
     for compress in (False, True):
         replica = new_replica(num_blocks=num_blocks, ahead=ahead, max_num_seqs=6)
-        replica.costs = ServingCosts(0.001, 0.0001, 0.002, 0.0005)
+        server = {"prompts": 0.0004, "taken": 0.0003, "message": 0.0001, "stream": 0.00002} if ahead else {}
+        replica.costs = ServingCosts(0.001, 0.0001, 0.002, 0.0005, **server)
         made, schedule = {}, replica.scheduler.schedule
 
         def noted(made: dict = made, schedule=schedule) -> StepPlan:

@@ -32,7 +32,8 @@ class LoggedEngine(Engine):
         """Of the loop, for what the device sampled."""
         from quire.ops.gpu.sampling import sampler
 
-        begin_copy = sampler.to_host
+        module: Any = sampler
+        begin_copy = module.to_host
 
         def to_host(*tensors: Any) -> Callable[[], Any]:
             arrive = begin_copy(*tensors)
@@ -45,7 +46,7 @@ class LoggedEngine(Engine):
 
             return timed
 
-        sampler.to_host = to_host
+        module.to_host = to_host
 
     def submit(self, request: Request) -> None:
         self._num_new += self._scheduler.has_work

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
-from math import log2
+from math import exp, log, log2
+from random import Random
 from statistics import fmean, median
 
 from quire.planning.fitted_times import size_of
@@ -14,9 +15,12 @@ from quire.planning.step_fit import MeasuredStep, fit
 from quire.planning.step_log import LoggedStep
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 
-MAX_SECONDS, MAX_GPU_SECONDS = 16.0, 34.0  # of all rounds
-WARM_UP_SHARE = 0.4  # of these, on a GPU
+MAX_SECONDS, MAX_GPU_SECONDS = 16.0, 18.0  # of all rounds
+WARM_UP_SHARE, RAMP_SHARE = 0.25, 0.35  # of these, on a GPU
 MAX_OUTLIER = 3.0  # times the median: a longer step tells of something else on this machine
+MIN_CPU = 0.002  # seconds of a round that tells what a server takes
+MIN_ROUNDS = 8
+LOOP_BEFORE = 0.5  # of a turn of the loop of a GPU's engine, what comes before a step is queued
 MIN_WAIT = 2e-5  # seconds that the engine's loop waits for a GPU: less is what asking takes
 RATES = 5  # kinds of steps by what a GPU computed just before
 MAX_GAP = 0.1  # seconds between two steps that the engine's loop takes at most
@@ -54,6 +58,41 @@ ROUNDS = (
     Round(256, 32, 24), Round(12, 3072, 32), Round(16, 1024, 32), Round(24, 48, 24, prefix=1024, num_prefixes=4),
     Round(32, 512, 48), Round(128, 128, 32, prefix=1024, num_prefixes=8), Round(96, 256, 32),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Streams of which there are more and more. Each sends a request when its last has ended, so that prompts of all
+    lengths come beside any number of sequences."""
+
+    num_streams: int
+    prompts: tuple[int, int]  # tokens: the fewest and the most
+    outputs: tuple[int, int]
+    prefix: int = 1024  # tokens that some prompts begin with, and that are cached
+    num_prefixes: int = 4
+    prefix_share: float = 0.25  # of the prompts
+
+    def begins(self) -> list[float]:
+        """When streams begin, as shares of the time: each number of them is there for as long as twice as many."""
+        return [0.85 * log2(number + 1) / log2(self.num_streams + 1) for number in range(self.num_streams)]
+
+    def draw(self, rng: Random) -> tuple[bool, int, int]:
+        """-> whether a prompt has a prefix, its own tokens, and how many are asked for."""
+        has_prefix = self.num_prefixes > 0 and rng.random() < self.prefix_share
+        low, high = self.prompts
+        return has_prefix, _between(rng, low, high // 8 if has_prefix else high), _between(rng, *self.outputs)
+
+
+def _between(rng: Random, low: int, high: int) -> int:
+    """Short lengths are as likely as long ones."""
+    return round(exp(rng.uniform(log(low), log(max(low, high)))))
+
+
+def ramp_that_fits(max_model_len: int, max_num_seqs: int) -> Ramp:
+    longest = min(2048, max_model_len // 2)
+    has_prefix = max_model_len >= 2 * 1024
+    outputs = min(16, max_model_len // 8), min(200, max_model_len // 4)
+    return Ramp(min(96, max_num_seqs), (min(16, longest), longest), outputs, num_prefixes=4 if has_prefix else 0)
 
 
 def rounds_that_fit(max_model_len: int, max_num_seqs: int) -> list[Round]:
@@ -105,12 +144,16 @@ def of_known_times(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
 
 
 def device_steps(steps: Sequence[LoggedStep], graphs: bool) -> list[MeasuredStep]:
-    """What a GPU takes. Of kinds for which its loop never waited: what the loop took, which is no less."""
+    """What a GPU takes. Of kinds for which its loop never waited: the least that the loop took, which is no less."""
     known, most = of_known_times(steps), _most_recent(steps)
     kinds = {_kind(step.work, graphs, most) for step in known}
     sampled = [after for before, after in pairwise(steps) if before.work.num_rows and after.work.num_rows]
-    others = [step for step in sampled if _kind(step.work, graphs, most) not in kinds]
-    return [*mean_steps(known, graphs), *(replace(step, count=1) for step in mean_steps(others, graphs))]
+    shortest: dict[tuple[int, ...], LoggedStep] = {}
+    for step in sampled:
+        kind = _kind(step.work, graphs, most)
+        if kind not in kinds and (kind not in shortest or step.seconds < shortest[kind].seconds):
+            shortest[kind] = step
+    return [*mean_steps(known, graphs), *(MeasuredStep(step.work, step.seconds) for step in shortest.values())]
 
 
 def with_recent(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
@@ -139,6 +182,30 @@ def loop_costs(steps: Sequence[LoggedStep]) -> ServingCosts:
     seconds = [step.seconds - step.waited for _, step, _ in turns]
     own = fit_usual(rows, seconds)
     return ServingCosts(step=own[0], row=own[1], prompts=own[2], arrival=sum(own[3:]))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRound:
+    """What a server did, by time.perf_counter(), and how long its CPU was busy with it."""
+
+    began: float
+    ended: float
+    cpu_seconds: float
+    num_requests: int
+    num_tokens: int  # sent, each by itself
+
+
+def server_costs(steps: Sequence[LoggedStep], served: Sequence[ServedRound]) -> ServingCosts:
+    """What the server of a GPU's engine takes for a request, for the message of a step, and for each token in it."""
+    known = [each for each in served if each.cpu_seconds >= MIN_CPU]
+    if len(known) < MIN_ROUNDS:
+        return ServingCosts()
+    rows = []
+    for each in known:
+        num_steps = sum(each.began <= step.began < each.ended for step in steps)
+        rows.append([number / each.cpu_seconds for number in (each.num_requests, num_steps, each.num_tokens)])
+    taken, message, stream = fit_usual(rows, [1.0] * len(rows))
+    return ServingCosts(taken=taken, message=message, stream=stream)
 
 
 def undisturbed(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
@@ -205,9 +272,7 @@ def serving_costs(steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken
     return ServingCosts(step=step, row=row, request=request_seconds(steps, first_tokens))
 
 
-def learn(
-    steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken]
-) -> tuple[list[MeasuredStep], ServingCosts]:
+def learn(steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken]) -> tuple[list[MeasuredStep], ServingCosts]:
     """What a CPU's steps tell: those to fit times to, and what serving adds."""
     alike = mean_steps(undisturbed(steps))
     arrival = arrival_seconds(steps, fit(alike)) if alike else 0.0
@@ -215,11 +280,13 @@ def learn(
 
 
 def learn_gpu(
-    steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken], graphs: bool
+    steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken], served: Sequence[ServedRound], graphs: bool
 ) -> tuple[list[MeasuredStep], ServingCosts]:
-    """The same of a GPU's, whose loop works beside it. What a request of an idle server waits for has a turn of the
-    loop in it."""
+    """The same of a GPU's, whose loop works beside it. What a request of an idle server waits for has a part of a turn
+    of the loop in it."""
     together = with_recent(gapless(steps))
-    costs = loop_costs(together)
-    request = request_seconds(together, first_tokens) - costs.step - costs.row - costs.prompts
-    return device_steps(together, graphs), replace(costs, request=max(0.0, request))
+    loop, server = loop_costs(together), server_costs(together, served)
+    turn = loop.step + loop.row + loop.prompts
+    request = max(0.0, request_seconds(together, first_tokens) - LOOP_BEFORE * turn)
+    costs = replace(loop, request=request, taken=server.taken, message=server.message, stream=server.stream)
+    return device_steps(together, graphs), costs

@@ -59,13 +59,6 @@ class Curve:
         """The value at `tokens`; beyond the first and the last knot, the value there."""
         return self.at(min(max(tokens, self.knots[0]), self.knots[-1]))
 
-    def _beside_prompts(self, work: StepWork, tokens: int) -> float:
-        alone, read = read_alone(work, self.shared)
-        attention = self.decode_read.within(work.num_rows) * read + (self.mixed if alone else 0.0)
-        attention += self.per_read * work.num_chunk_read + self.per_pair * (work.num_pairs - alone)
-        slower = self.slow_token * tokens * hotness(work, self.most)
-        return attention + self.per_longest * work.longest + self.per_row * work.num_rows + slower
-
     def scaled(self, factor: float) -> "Curve":
         return Curve(self.knots, tuple(factor * seconds for seconds in self.seconds))
 

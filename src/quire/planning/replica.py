@@ -114,7 +114,8 @@ class Replica:
         self.goes_on: float | None = None  # when the engine's loop does; None: it waits for requests
         self.requests: dict[str, SimulatedRequest] = {}  # in flight
         self.load = 0  # how many these are: routers ask all replicas
-        self._takes_next = 0.0  # when its server has read the requests that came so far
+        self._server_free = 0.0  # when its server has done all that came before the last message of its engine
+        self._message = (0.0, 0.0)  # when this one comes, which a simulation knows beforehand, and what it takes
         self._starting: list[SimulatedRequest] = []  # admitted, and without a token
         self._ended: list[SimulatedRequest] = []
         self._times, self._ahead, self._drafts = times, ahead, drafts
@@ -134,9 +135,11 @@ class Replica:
 
     def receive(self, now: float) -> float:
         """-> when a request that came now reaches the engine: its server reads one after the other."""
-        reaches = max(now, self._takes_next)
-        self._takes_next = reaches + self.costs.spacing
-        return reaches
+        if now >= self._message[0]:
+            self._server_free, self._message = self._after_message(), (0.0, 0.0)
+        begins = max(now, self._server_free)
+        self._server_free = begins + self.costs.spacing
+        return self._server_free if self.costs.taken else begins
 
     def add(self, request: SimulatedRequest, now: float) -> None:
         request.replica = self.index
@@ -195,6 +198,19 @@ class Replica:
             self.goes_on = self._decode_until(self.goes_on, until)
 
     # -- time
+
+    def _deliver(self, now: float, num_sampled: int) -> float:
+        """-> when clients have what a step sampled that ended now."""
+        if not self.costs.stream:
+            return now
+        self._server_free = self._after_message()
+        self._message = now, self.costs.message + self.costs.stream * num_sampled
+        return self._after_message()
+
+    def _after_message(self) -> float:
+        """-> when the server has sent it."""
+        comes, seconds = self._message
+        return max(comes, self._server_free) + seconds
 
     def _host_seconds(self, num_sampled: int) -> float:
         """The time that the engine's loop takes for one step, beside that of the device."""
@@ -266,13 +282,14 @@ class Replica:
         return sampled
 
     def _finish(self, step: StepInFlight, now: float) -> None:
+        seen = self._deliver(now, len(step.output.sampled))
         for event in self.scheduler.update(step.output):
             request = self.requests[event.request_id]
             if not request.first_token:
-                request.first_token = now
+                request.first_token = seen
                 self._starting.remove(request)
             if event.final:
-                request.finished = now
+                request.finished = seen
                 request.num_cached = event.num_cached
                 self._ended.append(self.requests.pop(event.request_id))
                 self.load -= 1
@@ -286,7 +303,7 @@ class Replica:
         rows, began, step = len(running), now, self._steps[0] if self._steps else None
         last_ends, seconds = step.ends if step else 0.0, 0.0
         host = self._host_seconds(rows) if self._ahead else 0.0
-        streams = 0.0 if self._ahead else self.costs.row * rows
+        streams, sampled = 0.0 if self._ahead else self.costs.row * rows, len(step.output.sampled) if step else 0
         if step and step.has_prompts:
             self.scheduler.record_step(step.plan, step.seconds)
             step.has_prompts = False
@@ -304,8 +321,9 @@ class Replica:
             count += 1
             if step:
                 now, last_ends = max(now + host, last_ends), ends
+                seen, sampled = self._deliver(now, sampled), rows
                 if self._starting:
-                    self._start(now)
+                    self._start(seen)
             else:
                 now = ends + self.costs.step
         self.num_steps += count
@@ -319,11 +337,11 @@ class Replica:
             step.output = StepOutput(step.plan.step, [self._sampled[seq.row] for seq in running])
         return now
 
-    def _start(self, now: float) -> None:
+    def _start(self, seen: float) -> None:
         """The step in flight has ended, and all that run sampled in it. One that was preempted does not run."""
         running = {seq.group.id for seq in self.scheduler.groups.running.items}
         for request in [request for request in self._starting if str(request.number) in running]:
-            request.first_token = now
+            request.first_token = seen
             self._starting.remove(request)
 
     def _decoding(self) -> StepWork:

@@ -59,10 +59,11 @@ def fit(steps: Sequence[MeasuredStep], graphs: bool = False) -> FittedTimes:
 
 def fit_quality(steps: Sequence[MeasuredStep], graphs: bool = False) -> FitQuality:
     """How well a fit to four steps in five predicts the fifth."""
-    errors = []
+    errors, shared = [], fit(steps, graphs).shared
     for first in range(HELD_OUT):
         held_out = steps[first::HELD_OUT]
-        fitted = fit([step for number, step in enumerate(steps) if number % HELD_OUT != first], graphs)
+        others = [step for number, step in enumerate(steps) if number % HELD_OUT != first]
+        fitted = _Fit(others, graphs, shared).times
         errors += [abs(fitted.seconds(step.work) / step.seconds - 1) for step in held_out]
     num_steps = sum(step.count for step in steps)
     return FitQuality(float(np.percentile(errors, 50)), float(np.percentile(errors, 95)), num_steps)

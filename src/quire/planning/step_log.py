@@ -39,5 +39,6 @@ def read_steps(path: Path, since: float = 0.0) -> list[LoggedStep]:
 
 
 def _step_of(row: tuple[Any, ...]) -> LoggedStep:
-    goes_on, *counts, began, seconds, waited = row[_WORK:]
-    return LoggedStep(StepWork(*row[:_WORK]), began, seconds, bool(goes_on), *counts, waited)
+    goes_on, num_new, num_admitted, num_ended, began, seconds, waited = row[_WORK:]
+    work = StepWork(*row[:_WORK])
+    return LoggedStep(work, began, seconds, bool(goes_on), num_new, num_admitted, num_ended, waited)

@@ -65,12 +65,21 @@ class ServingCosts:
     request: float = 0.0  # from a client to the engine, and of the first token back
     arrival: float = 0.0  # of a request that comes while a step runs: on a CPU the step is longer by it
     prompts: float = 0.0  # of a step with prompts, on a GPU
+    # The server of a GPU's engine does one thing after the other; `request` has these of a request that is alone.
+    taken: float = 0.0  # of a request
+    message: float = 0.0  # of what a step sampled
+    stream: float = 0.0  # of each token
     swapped_block: float = 0.0  # moved to main memory, or back
 
     @property
     def spacing(self) -> float:
         """Between two requests that come together, when they reach the engine: the server reads one after the other."""
-        return self.request / 2
+        return self.taken or self.request / 2
+
+    @property
+    def way(self) -> float:
+        """Of a request, beside what its server does."""
+        return max(0.0, self.request - self.taken - self.message - self.stream)
 
 
 @dataclass(frozen=True, slots=True)
