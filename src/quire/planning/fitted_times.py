@@ -110,7 +110,7 @@ class FittedTimes:
 
     def _beside_prompts(self, work: StepWork, tokens: int) -> float:
         alone, read = read_alone(work, self.shared)
-        attention = self.decode_read.within(work.num_rows) * read + (self.mixed if alone else 0.0)
+        attention = self.decode_read.within(padded(work.num_rows, DECODE_SIZES)) * read + (self.mixed if alone else 0.0)
         attention += self.per_read * work.num_chunk_read + self.per_pair * (work.num_pairs - alone)
         slower = self.slow_token * tokens * hotness(work, self.most)
         return attention + self.per_longest * work.longest + self.per_row * work.num_rows + slower

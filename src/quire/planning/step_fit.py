@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from quire.ops.gpu.graph_sizes import PREFILL_GRAPH_SIZES
-from quire.planning.fitted_times import DECODE_SIZES, Curve, FittedTimes, hotness, read_alone, size_of
+from quire.planning.fitted_times import DECODE_SIZES, Curve, FittedTimes, hotness, padded, read_alone, size_of
 from quire.planning.least_squares import solve_non_negative
 from quire.planning.step_times import StepWork
 
@@ -130,7 +130,7 @@ class _Fit:
         if work.num_chunks and self._graphs:
             alone, read = read_alone(work, self._shared)
             attention = work.num_chunk_read, work.num_pairs - alone, work.num_rows, work.longest, float(alone > 0)
-            hats = (read * hat for hat in _hats(work.num_rows, self._read))
+            hats = (read * hat for hat in _hats(padded(work.num_rows, DECODE_SIZES), self._read))
             return [*columns, *hats, *attention, tokens * hot, 0.0]
         if work.num_chunks:
             return [*columns, *[0.0] * len(self._read), read, work.num_pairs, work.num_rows, *[0.0] * 4]
