@@ -125,9 +125,11 @@ def check_target(arguments: Namespace) -> None:
 
 def describe(calibration: "Calibration") -> str:
     quality, costs = calibration.quality, calibration.costs
+    on_gpu = calibration.about.get("device") == "cuda"
+    what = "beside the GPU, serving takes" if on_gpu else "serving adds"
     return (
         f"step times of this machine, fitted to {quality.num_steps} measured steps: a step that was left out is "
-        f"predicted within {quality.median:.1%} (median) and {quality.p95:.1%} (p95); serving adds "
+        f"predicted within {quality.median:.1%} (median) and {quality.p95:.1%} (p95); {what} "
         f"{1e3 * costs.step:.2f} ms a step, {1e6 * costs.row:.0f} us a token and {1e3 * costs.request:.1f} ms a request"
     )
 
