@@ -168,10 +168,12 @@ def test_what_a_server_takes_is_told_by_its_cpu() -> None:
         began, num_requests, num_tokens = 0.5 * number, 1 + number % 3, 40 * (1 + number % 5)
         ended = began + 0.1 + 0.02 * (number % 4)
         num_steps = sum(began <= step.began < ended for step in steps)
-        cpu_seconds = 0.001 * num_requests + 5e-5 * num_steps + 2e-5 * num_tokens
-        served.append(ServedRound(began, ended, cpu_seconds, num_requests, num_tokens))
+        num_prompt = num_requests * (64 + 500 * (number % 7))
+        cpu_seconds = 0.001 * num_requests + 1e-6 * num_prompt + 5e-5 * num_steps + 2e-5 * num_tokens
+        served.append(ServedRound(began, ended, cpu_seconds, num_requests, num_prompt, num_tokens))
     costs = server_costs(steps, served)
     assert (costs.taken, costs.message, costs.stream) == pytest.approx((0.001, 5e-5, 2e-5), rel=1e-3)
+    assert costs.prompt_token == pytest.approx(1e-6, rel=1e-3)
     assert server_costs(steps, [replace(each, cpu_seconds=0.0) for each in served]) == ServingCosts(), "not known"
 
 

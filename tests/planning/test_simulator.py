@@ -3,7 +3,7 @@
 import json
 import random
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -185,11 +185,13 @@ def test_the_server_of_a_gpu_does_one_thing_after_the_other() -> None:
     assert second.ttft == pytest.approx(0.002 + 0.002 + 0.013 + 0.013 + 0.004), "it came while the first was computed"
     replica = new_replica()
     replica.costs = costs
-    assert replica.receive(1.0) == pytest.approx(1.002)
+    assert replica.receive(1.0, 9) == pytest.approx(1.002)
     assert replica._deliver(1.1, 5) == pytest.approx(1.1 + 0.016)
-    assert replica.receive(1.05) == pytest.approx(1.052)
-    assert replica.receive(1.099) == pytest.approx(1.101)
-    assert replica.receive(1.11) == pytest.approx(1.101 + 0.016 + 0.002)
+    assert replica.receive(1.05, 9) == pytest.approx(1.052)
+    assert replica.receive(1.099, 9) == pytest.approx(1.101)
+    assert replica.receive(1.11, 9) == pytest.approx(1.101 + 0.016 + 0.002)
+    replica.costs = replace(costs, prompt_token=1e-5)
+    assert replica.receive(2.0, 100) == pytest.approx(2.003)
 
 
 def test_a_step_knows_what_the_device_computed_just_before() -> None:
@@ -270,7 +272,11 @@ def test_steps_that_are_made_at_once_change_nothing(ahead: int, seed: int) -> No
     plans, results, num_blocks = [], [], (40, 60, 400)[seed % 3]
     for compress in (False, True):
         replica = new_replica(num_blocks=num_blocks, ahead=ahead, max_num_seqs=6)
-        server = {"prompts": 0.0004, "taken": 0.0003, "message": 0.0001, "stream": 0.00002} if ahead else {}
+        server = (
+            {"prompts": 0.0004, "taken": 0.0003, "prompt_token": 1e-6, "message": 0.0001, "stream": 0.00002}
+            if ahead
+            else {}
+        )
         replica.costs = ServingCosts(0.001, 0.0001, 0.002, 0.0005, **server)
         replica._times = SlowedTimes()
         made, schedule = {}, replica.scheduler.schedule

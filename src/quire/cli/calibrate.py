@@ -255,8 +255,9 @@ class _RoundClient:
             ended, busy = time.perf_counter(), _cpu_seconds(self._pid) - busy
             self._seconds[each] = ended - now
             num_prefixes = each.num_prefixes if each.prefix else 0
+            num_prompt = each.num_streams * (each.prefix + each.prompt) + num_prefixes * each.prefix
             num_requests, num_tokens = each.num_streams + num_prefixes, sum(each.outputs()) + num_prefixes
-            self.served.append(ServedRound(now, ended, busy, num_requests, num_tokens))
+            self.served.append(ServedRound(now, ended, busy, num_requests, num_prompt, num_tokens))
             advance()
 
     def serve_ramp(self, ramp: "Ramp", end: float) -> None:

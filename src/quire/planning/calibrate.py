@@ -192,20 +192,23 @@ class ServedRound:
     ended: float
     cpu_seconds: float
     num_requests: int
+    num_prompt_tokens: int
     num_tokens: int  # sent, each by itself
 
 
 def server_costs(steps: Sequence[LoggedStep], served: Sequence[ServedRound]) -> ServingCosts:
-    """What the server of a GPU's engine takes for a request, for the message of a step, and for each token in it."""
+    """What the server of a GPU's engine takes for a request and its prompt, for the message of a step, and for each
+    token in it."""
     known = [each for each in served if each.cpu_seconds >= MIN_CPU]
     if len(known) < MIN_ROUNDS:
         return ServingCosts()
     rows = []
     for each in known:
         num_steps = sum(each.began <= step.began < each.ended for step in steps)
-        rows.append([number / each.cpu_seconds for number in (each.num_requests, num_steps, each.num_tokens)])
-    taken, message, stream = fit_usual(rows, [1.0] * len(rows))
-    return ServingCosts(taken=taken, message=message, stream=stream)
+        numbers = each.num_requests, each.num_prompt_tokens, num_steps, each.num_tokens
+        rows.append([number / each.cpu_seconds for number in numbers])
+    taken, prompt_token, message, stream = fit_usual(rows, [1.0] * len(rows))
+    return ServingCosts(taken=taken, prompt_token=prompt_token, message=message, stream=stream)
 
 
 def undisturbed(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
@@ -288,5 +291,5 @@ def learn_gpu(
     loop, server = loop_costs(together), server_costs(together, served)
     turn = loop.step + loop.row + loop.prompts
     request = max(0.0, request_seconds(together, first_tokens) - LOOP_BEFORE * turn)
-    costs = replace(loop, request=request, taken=server.taken, message=server.message, stream=server.stream)
+    costs = replace(server, step=loop.step, row=loop.row, prompts=loop.prompts, arrival=loop.arrival, request=request)
     return device_steps(together, graphs), costs

@@ -14,9 +14,7 @@ def fit_usual(rows: Sequence[Sequence[float]], values: Sequence[float], passes: 
     a, b = np.array(rows, float), np.array(values)
     weights, solution = np.ones(len(b)), np.zeros(a.shape[1])
     for _ in range(passes):
-        columns, targets = a * weights[:, None], b * weights
-        q, r = np.linalg.qr(columns)
-        solution = solve_non_negative(r, q.T @ targets)
+        solution = solve_non_negative(a * weights[:, None], b * weights)
         errors = np.abs(b - a @ solution)
         usual = max(1e-12, 3 * float(np.median(errors)))
         weights = 1 / np.sqrt(1 + (errors / usual) ** 2)
@@ -25,6 +23,9 @@ def fit_usual(rows: Sequence[Sequence[float]], values: Sequence[float], passes: 
 
 def solve_non_negative(a: np.ndarray, b: np.ndarray, rounds: int = 200) -> np.ndarray:
     """Lawson and Hanson's active set."""
+    if len(a) > a.shape[1]:  # as many equations as unknowns have the same solution
+        q, a = np.linalg.qr(a)
+        b = q.T @ b
     scale = np.linalg.norm(a, axis=0)
     a = a / np.where(scale == 0, 1, scale)
     x, passive = np.zeros(a.shape[1]), np.zeros(a.shape[1], bool)

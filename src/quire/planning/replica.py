@@ -133,12 +133,12 @@ class Replica:
         """Seconds: when the next step begins, if one is planned now."""
         return max(self.goes_on or 0.0, self._device_free)
 
-    def receive(self, now: float) -> float:
+    def receive(self, now: float, num_prompt: int) -> float:
         """-> when a request that came now reaches the engine: its server reads one after the other."""
         if now >= self._message[0]:
             self._server_free, self._message = self._after_message(), (0.0, 0.0)
         begins = max(now, self._server_free)
-        self._server_free = begins + self.costs.spacing
+        self._server_free = begins + self.costs.spacing + self.costs.prompt_token * num_prompt
         return self._server_free if self.costs.taken else begins
 
     def add(self, request: SimulatedRequest, now: float) -> None:

@@ -98,7 +98,7 @@ class _Clock:
                 return
             replica = self._router(self._replicas, arrival, number)
             replica.catch_up(now)
-            if (reaches := replica.receive(now)) > now:
+            if (reaches := replica.receive(now, len(arrival.prompt_ids))) > now:
                 heapq.heappush(self._pending, (reaches, number, arrival, replica))
                 return
         request = SimulatedRequest(number, arrival)

@@ -67,6 +67,7 @@ class ServingCosts:
     prompts: float = 0.0  # of a step with prompts, on a GPU
     # The server of a GPU's engine does one thing after the other; `request` has these of a request that is alone.
     taken: float = 0.0  # of a request
+    prompt_token: float = 0.0  # and of each token of its prompt
     message: float = 0.0  # of what a step sampled
     stream: float = 0.0  # of each token
     swapped_block: float = 0.0  # moved to main memory, or back
