@@ -36,12 +36,12 @@ from benchmarks.foresight_table import header, line_of, markdown_of, replay_line
 from benchmarks.machine import describe as describe_machine
 from benchmarks.machine import note_others
 from benchmarks.processes import interruptible
-from benchmarks.step_log import ObservedTimes
+from benchmarks.step_log import ObservedTimes, WithLoop
 from quire.cli.calibrate import LoggedServer, calibrate, describe, kept_calibration, logged_server
 from quire.cli.simulate import own_gpu
 from quire.engine.options import EngineOptions
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
-from quire.planning.calibrate import gapless, mean_steps
+from quire.planning.calibrate import gapless, mean_steps, with_recent
 from quire.planning.fleet import EngineFlags, Fleet, SimulatedEngine, plan_engine
 from quire.planning.hardware import find_hardware
 from quire.planning.packed_bytes import GpuFormat, NativeFormat
@@ -50,7 +50,7 @@ from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import SHAPES
 from quire.planning.simulator import simulate
 from quire.planning.step_log import LoggedStep, read_steps
-from quire.planning.step_times import StepTimes, default_costs, roofline_times
+from quire.planning.step_times import ServingCosts, StepTimes, default_costs, roofline_times
 from quire.planning.summary import summarize
 from quire.planning.this_machine import this_machine
 from quire.planning.workload import WorkloadSpec, generate
@@ -60,7 +60,7 @@ from quire.weights.huggingface import read_config
 CACHE_BYTES = {"cpu": 1 << 30, "gpu": 16 << 30}
 VOCAB_SIZE = 49152  # of the default model, whose tokenizer all have
 SECONDS = {"cpu": 25.0, "gpu": 15.0}  # that requests come, of each workload
-CALIBRATION_SECONDS = {"cpu": 12.0, "gpu": 30.0}
+CALIBRATION_SECONDS = {"cpu": 12.0, "gpu": 18.0}
 LIMIT = {"cpu": 3600.0, "gpu": 370.0}  # seconds of all
 
 
@@ -102,8 +102,11 @@ class Files:
 class Foresight:
     """Serves cases and simulates them, on one device."""
 
-    def __init__(self, device: str, gpu: str | None, times: "Times", kept: bool, files: "Files") -> None:
-        self.device, self._times, self._kept, self._files = device, times, kept, files
+    def __init__(
+        self, device: str, gpu: str | None, times: "Times", kept: bool, files: "Files", default: Path | None = None
+    ) -> None:
+        """`default`: the files of the default model, or its config.json and tokenizer; None: as they are found."""
+        self.device, self._times, self._kept, self._files, self._default = device, times, kept, files, default
         if device == "gpu":
             self.hardware = find_hardware(gpu) if gpu else own_gpu()
         else:
@@ -122,9 +125,14 @@ class Foresight:
         options = EngineOptions(
             device="cuda" if self.device == "gpu" else "cpu", kv_cache_memory_bytes=CACHE_BYTES[self.device]
         )
-        default = resolve_model(DEFAULT_MODEL).path
+        default = self._default or resolve_model(DEFAULT_MODEL).path
+        if name != "8b" and not _has_weights(default):
+            dummy = replace(options, model=str(default), load_format="dummy", tokenizer=str(default))
+            yield dummy, plan_model(name, shape_checkpoint(read_config(default), None), packing)
+            return
         if name != "8b":
-            yield options, plan_model(name, open_checkpoint(default), packing)
+            found = replace(options, model=str(default)) if self._default else options
+            yield found, plan_model(name, open_checkpoint(default), packing)
             return
         with tempfile.TemporaryDirectory() as folder:
             config = {**SHAPES["llama-3.1-8b"], "vocab_size": VOCAB_SIZE}
@@ -181,7 +189,7 @@ class Foresight:
         begin, sent, real = Client(server.url, VOCAB_SIZE, seed).run(generate(spec))
         steps = read_steps(server.log, begin)
         if self.device == "gpu":
-            steps = gapless(steps)
+            steps = with_recent(gapless(steps))
         busy = sum(step.seconds for step in steps) / real.seconds
         alike = mean_steps(steps, self.device == "gpu")
         run = RecordedRun(case.name, spec, fleet.engine, sent, real, case.load, busy, tuple(alike))
@@ -195,11 +203,13 @@ class Foresight:
         simulation = run.simulate(times, costs)
         by_rates = roofline_times(model, "auto", self.hardware, eight_bit=self.device != "gpu")
         uncalibrated = run.simulate(by_rates, default_costs(self.hardware))
-        observed = ObservedTimes(times, steps, served.begin)
-        observed.replica = run.engine.new_replica(0, observed, costs)
+        whole, beside = self._whole_steps(times, costs)
+        observed = ObservedTimes(whole, steps, served.begin)
+        observed.replica = run.engine.new_replica(0, observed, beside)
         as_it_was = simulate(run.arrivals(), [observed.replica])
         summary, real_seconds = summarize(simulation), sum(step.seconds for step in steps)
-        said = [sum(each.times.seconds(step.work) for step in steps) for each in calibrations]
+        wholes = [self._whole_steps(each.times, each.costs)[0] for each in calibrations]
+        said = [sum(each.seconds(step.work) for step in steps) for each in wholes]
         decodes = [step for step in steps if not step.work.num_chunks]
         errors = {
             name: run.errors(simulated_latencies(each).figures())
@@ -215,7 +225,7 @@ class Foresight:
             **errors,
             "drift": said[1] / said[0] - 1,  # of the machine, from before to after
             "steps_error": sum(said) / len(said) / real_seconds - 1,  # of the sum of its step times
-            "decode_error": _sum_error(times, decodes),  # of those without prompts
+            "decode_error": _sum_error(whole, decodes),  # of those without prompts
             "steps": (len(steps), summary.num_steps),
             "step_seconds": real_seconds / len(steps),
             "preemptions": summary.preemptions,
@@ -225,6 +235,12 @@ class Foresight:
         self._files.write(self.record, self.rows)
         print(line_of(row), flush=True)
 
+    def _whole_steps(self, times: StepTimes, costs: ServingCosts) -> tuple[StepTimes, ServingCosts]:
+        """Steps as they were measured, with what a GPU waits for the engine's loop, and costs without that."""
+        if self.device == "cpu":
+            return times, costs
+        return WithLoop(times, costs), replace(costs, step=0.0, row=0.0, prompts=0.0, arrival=0.0)
+
     def _spec(self, case: Case, seed: int, fleet: Fleet) -> WorkloadSpec:
         """As many requests as take about the seconds that are asked for."""
         spec = WorkloadSpec(**case.spec, seed=seed)
@@ -232,6 +248,10 @@ class Foresight:
         rate = case.load * served
         num_requests = max(12, round((rate or served) * self._times.workload))
         return replace(spec, rate=rate or math.inf, num_requests=num_requests)
+
+
+def _has_weights(path: Path) -> bool:
+    return path.is_file() or any(path.glob("*.safetensors"))
 
 
 def _sum_error(times: StepTimes, steps: Sequence[LoggedStep]) -> float:
@@ -252,8 +272,9 @@ def main() -> None:
     parser.add_argument("--hardware", metavar="NAME", help="the data sheet of the GPU (default: by its name)")
     parser.add_argument("--workload", nargs="+", metavar="NAME", help="some of them, with - for spaces (default: all)")
     parser.add_argument("--seconds", type=float, help="that requests come, of each workload (25; GPU: 15)")
-    parser.add_argument("--calibration-seconds", type=float, metavar="S", help="of each calibration (12; GPU: 30)")
+    parser.add_argument("--calibration-seconds", type=float, metavar="S", help="of each calibration (12; GPU: 18)")
     parser.add_argument("--limit", type=float, metavar="S", help="seconds of all, which ends it (3600; GPU: 370)")
+    parser.add_argument("--default-model", type=Path, metavar="PATH", help="its files, with weights or without")
     parser.add_argument("--kept", action="store_true", help="use the calibration of an earlier run")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what a gate needs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables, as docs/planning.md has them")
@@ -276,7 +297,8 @@ def main() -> None:
         args.seconds or SECONDS[device], args.calibration_seconds or CALIBRATION_SECONDS[device],
         time.monotonic() + limit,
     )  # fmt: skip
-    foresight = Foresight(device, args.hardware, times, args.kept, Files(args.record, args.markdown))
+    files = Files(args.record, args.markdown)
+    foresight = Foresight(device, args.hardware, times, args.kept, files, args.default_model)
     print(header())
     try:
         foresight.run([cases[name] for name in args.workload or cases])

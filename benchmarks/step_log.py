@@ -5,9 +5,21 @@ from itertools import accumulate
 
 from quire.planning.replica import Replica
 from quire.planning.step_log import LoggedStep
-from quire.planning.step_times import StepTimes, StepWork
+from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 
 NEIGHBOURS = 4  # steps before and after one that tell how fast the machine was
+
+
+class WithLoop:
+    """Times of a GPU whose engine's loop may take longer than the device."""
+
+    def __init__(self, device: StepTimes, costs: ServingCosts) -> None:
+        self._device, self._costs = device, costs
+
+    def seconds(self, work: StepWork) -> float:
+        costs = self._costs
+        loop = costs.step + costs.row * work.num_rows + (costs.prompts if work.num_chunks else 0.0)
+        return max(self._device.seconds(work), loop)
 
 
 class ObservedTimes:

@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import asdict, replace
+from math import exp
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -13,15 +15,21 @@ from quire.engine.options import EngineOptions
 from quire.planning.calibrate import (
     ROUNDS,
     FirstToken,
+    Ramp,
     Round,
+    ServedRound,
     arrival_seconds,
+    device_steps,
     gapless,
+    loop_costs,
     mean_steps,
     of_known_times,
+    ramp_that_fits,
     rounds_that_fit,
+    server_costs,
     serving_costs,
     undisturbed,
-    without_arrivals,
+    with_recent,
 )
 from quire.planning.calibration import (
     OPTIONS,
@@ -123,25 +131,70 @@ def test_a_step_of_a_gpu_lasts_from_the_end_of_the_one_before() -> None:
     assert [step.seconds for step in gapless(steps)] == pytest.approx([0.01, 0.012, 0.01, 0.01])
 
 
-def test_a_step_of_a_gpu_that_samples_nothing_is_left_out_with_the_one_that_has_its_time() -> None:
-    steps = [logged(0.0, 1), logged(0.01, 0, num_chunks=1), logged(0.02, 2), logged(0.03, 3)]
-    assert of_known_times(steps) == [steps[0], steps[3]]
+def test_what_a_gpu_takes_is_known_where_the_loop_waited_for_this_step_and_the_one_before() -> None:
+    waited = (0.004, 0.004, 0.0, 0.004, 0.004)  # the third sampled nothing, or the loop took longer
+    steps = [replace(logged(0.01 * n, 1 + n), waited=seconds) for n, seconds in enumerate(waited)]
+    assert of_known_times(steps) == [steps[1], steps[4]]
+
+
+def test_of_steps_that_a_gpu_s_loop_never_waited_for_the_shortest_counts() -> None:
+    known = [replace(logged(0.0, 4), waited=0.004) for _ in range(3)]
+    unknown = [replace(logged(0.0, 64), seconds=seconds) for seconds in (0.030, 0.020, 0.025)]
+    means = {step.work.num_rows: (step.seconds, step.count) for step in device_steps([*known, *unknown], graphs=True)}
+    assert means == {4: (pytest.approx(0.01), 2), 64: (0.020, 1)}
+
+
+def test_a_turn_of_a_gpu_s_loop_is_divided_among_what_it_does() -> None:
+    rng = Random(0)
+    steps = [
+        LoggedStep(StepWork(8, rng.randint(1, 64), num_chunks=rng.randint(0, 1)), 0.0, 0.0, True, *news, 0.0)
+        for news in ([rng.randint(0, 2) for _ in range(3)] for _ in range(200))
+    ]
+    timed = [steps[0]]
+    for before, step, after in zip(steps, steps[1:], steps[2:], strict=False):
+        requests = 0.0001 * step.num_new + 0.0002 * after.num_admitted + 0.0003 * before.num_ended
+        loop = 0.0005 + 1e-5 * step.work.num_rows + 0.0004 * (after.work.num_chunks > 0) + requests
+        timed.append(replace(step, seconds=loop + 0.002, waited=0.002))
+    costs = loop_costs(timed)
+    assert (costs.step, costs.row, costs.prompts) == pytest.approx((0.0005, 1e-5, 0.0004), rel=0.05)
+    assert costs.arrival == pytest.approx(0.0006, rel=0.05)
+    assert loop_costs([]) == ServingCosts()
+
+
+def test_what_a_server_takes_is_told_by_its_cpu() -> None:
+    steps = [logged(0.01 * number, 4) for number in range(1000)]
+    served = []
+    for number in range(20):
+        began, num_requests, num_tokens = 0.5 * number, 1 + number % 3, 40 * (1 + number % 5)
+        ended = began + 0.1 + 0.02 * (number % 4)
+        num_steps = sum(began <= step.began < ended for step in steps)
+        num_prompt = num_requests * (64 + 500 * (number % 7))
+        cpu_seconds = 0.001 * num_requests + 1e-6 * num_prompt + 5e-5 * num_steps + 2e-5 * num_tokens
+        served.append(ServedRound(began, ended, cpu_seconds, num_requests, num_prompt, num_tokens))
+    costs = server_costs(steps, served)
+    assert (costs.taken, costs.message, costs.stream) == pytest.approx((0.001, 5e-5, 2e-5), rel=1e-3)
+    assert costs.prompt_token == pytest.approx(1e-6, rel=1e-3)
+    assert server_costs(steps, [replace(each, cpu_seconds=0.0) for each in served]) == ServingCosts(), "not known"
+
+
+def test_a_step_tells_what_was_computed_just_before_it() -> None:
+    steps = [replace(logged(0.01 * number, 500), seconds=0.01) for number in range(60)]
+    recent = [step.work.recent for step in with_recent([*steps, logged(0.7, 1), logged(9.0, 1)])]
+    assert recent[0] == 0 and recent[:60] == sorted(recent[:60])
+    assert recent[59] == pytest.approx(50_000, rel=0.01)
+    assert recent[60] == pytest.approx(50_000 * exp(-1), rel=0.01) and recent[61] == 0
 
 
 def test_steps_tell_what_a_request_takes_that_comes_while_they_run() -> None:
-    """On a CPU requests are taken when the step has ended in which they were read; on a GPU while one runs."""
+    """A CPU's engine takes it when the step has ended in which it was read."""
     usual = TIMES.seconds(work := StepWork(1, 1, 100, 100))
     arrival = usual / 20
-    news = (0, 0, 2, 0, 4, 0)
-    for on_gpu, came in ((False, (0, 2, 0, 4, 0, 0)), (True, news)):
-        alone = [LoggedStep(work, float(number), usual, num_new=num) for number, num in enumerate(news)]
-        steps = [replace(step, seconds=usual + num * arrival) for step, num in zip(alone, came, strict=True)]
-        assert undisturbed(steps, on_gpu) == [step for step, num in zip(alone, came, strict=True) if not num]
-        assert arrival_seconds(steps, TIMES, on_gpu) == pytest.approx(arrival)
-    less = without_arrivals(steps, arrival)
-    assert [step.num_new for step in less] == [0, 0, 2, 0, 0], "four requests took too much of a step"
-    assert [step.seconds for step in less] == pytest.approx([usual] * 5)
-    assert arrival_seconds(steps[:2], TIMES, on_gpu=True) == 0.0
+    alone = [LoggedStep(work, float(number), usual, num_new=num) for number, num in enumerate((0, 0, 2, 0, 4, 0))]
+    came = (0, 2, 0, 4, 0, 0)
+    steps = [replace(step, seconds=usual + num * arrival) for step, num in zip(alone, came, strict=True)]
+    assert undisturbed(steps) == [step for step, num in zip(alone, came, strict=True) if not num]
+    assert arrival_seconds(steps, TIMES) == pytest.approx(arrival)
+    assert arrival_seconds(steps[:1], TIMES) == 0.0
 
 
 def test_steps_that_are_padded_to_one_graph_are_alike() -> None:
@@ -170,8 +223,20 @@ def test_rounds_are_within_the_context_and_the_sequences() -> None:
     assert small and all(each.prompt + each.output <= 128 and each.num_streams <= 16 for each in small)
 
 
+@pytest.mark.parametrize("most", [64, 300, 131072])
+def test_a_ramp_is_within_the_context_and_the_sequences(most: int) -> None:
+    ramp, rng = ramp_that_fits(most, 16), Random(1)
+    drawn = [ramp.draw(rng) for _ in range(500)]
+    assert all(has_prefix * ramp.prefix + prompt + output <= most for has_prefix, prompt, output in drawn)
+    assert all(prompt > 0 and output > 0 for _, prompt, output in drawn)
+    assert any(has_prefix for has_prefix, _, _ in drawn) == (most > 2048)
+    begins = ramp.begins()
+    assert len(begins) == 16 and begins[0] == 0 and begins == sorted(begins) and begins[-1] < 0.85
+    assert Ramp(1, (1, 1), (1, 1)).begins() == [0]
+
+
 def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
-    steps = [logged(1.5, 3), replace(logged(2.5, 4, goes_on=False, num_chunks=1), num_new=2)]
+    steps = [logged(1.5, 3), replace(logged(2.5, 4, goes_on=False, num_chunks=1), num_new=2, num_ended=1, waited=0.5)]
     (tmp_path / "steps").write_bytes(b"".join(step.packed() for step in steps) + b"cut off")
     assert read_steps(tmp_path / "steps") == steps and read_steps(tmp_path / "steps", 2.0) == steps[1:]
 

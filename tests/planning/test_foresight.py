@@ -2,7 +2,7 @@
 
 A record is made by `python -m benchmarks.foresight --workload busy conversations --record
 tests/planning/data/foresight-cpu.json` on an idle machine. One that has the steps of its calibrations, as
-foresight-cpu-fit.json, is fitted again as well."""
+foresight-cpu-fit.json and foresight-gpu.json (an H200, three workloads), is fitted again as well."""
 
 from pathlib import Path
 

@@ -3,7 +3,7 @@
 import json
 import random
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,6 +47,13 @@ class RecordedTimes:
 class FixedTimes:
     def seconds(self, work: StepWork) -> float:
         return 0.01 + 0.001 * work.num_tokens
+
+
+class SlowedTimes(FixedTimes):
+    """Of a GPU that is slower after it computed much."""
+
+    def seconds(self, work: StepWork) -> float:
+        return super().seconds(work) + 1e-5 * work.recent
 
 
 def new_replica(index: int = 0, num_blocks: int = 1000, ahead: int = 0, **limits: int) -> Replica:
@@ -157,6 +164,50 @@ def test_requests_that_come_together_reach_the_engine_one_after_the_other() -> N
     assert [each.ttft for each in simulate(arrivals[:2], apart).requests] == pytest.approx([0.017, 0.017])
 
 
+def test_a_gpu_waits_for_the_loop_of_its_engine_where_that_takes_longer() -> None:
+    arrivals = [Arrival(0.0, [1, 2, 3], 21)]
+    for step, tpot in ((0.002, 0.011), (0.030, 0.030)):
+        replica = new_replica(ahead=1)
+        replica.costs = ServingCosts(step=step, prompts=0.004)
+        (request,) = simulate(arrivals, [replica]).requests
+        assert request.ttft == pytest.approx(step + 0.004 + 0.013 if step < 0.01 else 2 * step + 0.004)
+        assert request.tpot == pytest.approx(tpot, rel=0.1)
+
+
+def test_the_server_of_a_gpu_does_one_thing_after_the_other() -> None:
+    """A request is taken before what a step samples that ends later, and after what one sampled that ended before."""
+    costs = ServingCosts(request=0.008, taken=0.002, message=0.001, stream=0.003)
+    replica = new_replica(ahead=1)
+    replica.costs = costs
+    first, second = simulate([Arrival(1.0, [1, 2, 3], 1), Arrival(1.0, [4, 5, 6], 1)], [replica]).requests
+    assert costs.way == pytest.approx(0.002)
+    assert first.ttft == pytest.approx(0.008 + 0.013), "as it is measured of a request that is alone"
+    assert second.ttft == pytest.approx(0.002 + 0.002 + 0.013 + 0.013 + 0.004), "it came while the first was computed"
+    replica = new_replica()
+    replica.costs = costs
+    assert replica.receive(1.0, 9) == pytest.approx(1.002)
+    assert replica._deliver(1.1, 5) == pytest.approx(1.1 + 0.016)
+    assert replica.receive(1.05, 9) == pytest.approx(1.052)
+    assert replica.receive(1.099, 9) == pytest.approx(1.101)
+    assert replica.receive(1.11, 9) == pytest.approx(1.101 + 0.016 + 0.002)
+    replica.costs = replace(costs, prompt_token=1e-5)
+    assert replica.receive(2.0, 100) == pytest.approx(2.003)
+
+
+def test_a_step_knows_what_the_device_computed_just_before() -> None:
+    rates = []
+
+    class Times(FixedTimes):
+        def seconds(self, work: StepWork) -> float:
+            rates.append(work.recent)
+            return super().seconds(work)
+
+    replica = new_replica(ahead=1)
+    replica._times = Times()
+    simulate([Arrival(0.0, list(range(300)), 4), Arrival(5.0, [1, 2], 1)], [replica])
+    assert rates[0] == 0 and max(rates) > 700 and rates[-1] == 0
+
+
 def test_two_replicas_serve_twice_as_much() -> None:
     arrivals = generate(WorkloadSpec(rate=float("inf"), num_requests=64, prompt=100, output=30))
     one = summarize(simulate(arrivals, [new_replica()]))
@@ -221,7 +272,13 @@ def test_steps_that_are_made_at_once_change_nothing(ahead: int, seed: int) -> No
     plans, results, num_blocks = [], [], (40, 60, 400)[seed % 3]
     for compress in (False, True):
         replica = new_replica(num_blocks=num_blocks, ahead=ahead, max_num_seqs=6)
-        replica.costs = ServingCosts(0.001, 0.0001, 0.002, 0.0005)
+        server = (
+            {"prompts": 0.0004, "taken": 0.0003, "prompt_token": 1e-6, "message": 0.0001, "stream": 0.00002}
+            if ahead
+            else {}
+        )
+        replica.costs = ServingCosts(0.001, 0.0001, 0.002, 0.0005, **server)
+        replica._times = SlowedTimes()
         made, schedule = {}, replica.scheduler.schedule
 
         def noted(made: dict = made, schedule=schedule) -> StepPlan:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from random import Random
@@ -25,9 +25,8 @@ from quire.engine.start import uses_gpu
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
 
 if TYPE_CHECKING:
-    from quire.planning.calibrate import FirstToken, Round
+    from quire.planning.calibrate import FirstToken, Ramp, Round, ServedRound
     from quire.planning.calibration import Calibration
-    from quire.planning.step_log import LoggedStep
 
 SECONDS_TO_START = 300.0  # of a server: large models are read from a disk
 SECONDS_TO_ANSWER = 10.0  # what it is
@@ -54,26 +53,23 @@ class LoggedServer:
 
     url: str
     log: Path
+    pid: int = 0
 
 
 def calibrate(
     options: EngineOptions, max_seconds: float | None = None, server: LoggedServer | None = None
 ) -> "Calibration":
     """Serve requests, fit times to the engine's steps, and keep the fit. Takes at most 20 seconds beside loading the
-    model, and 40 on a GPU. `server`: has these options."""
+    model. `server`: has these options."""
     from quire.planning.calibrate import (
         MAX_GPU_SECONDS,
         MAX_SECONDS,
-        arrival_seconds,
-        gapless,
-        mean_steps,
-        of_known_times,
-        serving_costs,
-        undisturbed,
-        without_arrivals,
+        learn,
+        learn_gpu,
     )
     from quire.planning.calibration import Calibration, calibration_key, keep
     from quire.planning.step_fit import fit, fit_quality
+    from quire.planning.step_log import read_steps
 
     path = resolve_model(options.model, revision=options.revision).path
     key = calibration_key(path, _settings(options))
@@ -84,22 +80,18 @@ def calibrate(
     options = replace(options, max_model_len=None)
     warn_if_busy("--calibrate")
     with nullcontext(server) if server else logged_server(options) as measured:
-        steps, first_tokens = _serve_rounds(measured, options.max_num_seqs, max_seconds, on_gpu)
-    graphs = on_gpu and not options.enforce_eager
+        client = _serve_rounds(measured, options.max_num_seqs, max_seconds, on_gpu)
+        steps = read_steps(measured.log, client.since)
+    graphs, first_tokens = on_gpu and not options.enforce_eager, client.first_tokens
     if on_gpu:
-        steps = gapless(steps)
-    own = of_known_times(steps) if on_gpu else steps
-    if len(steps) < MIN_STEPS or len(mean_steps(own, graphs)) < MIN_KINDS:
+        alike, costs = learn_gpu(steps, first_tokens, client.served, graphs)
+    else:
+        alike, costs = learn(steps, first_tokens)
+    if len(steps) < MIN_STEPS or len(alike) < MIN_KINDS:
         raise UsageError(
             f"{len(steps)} steps of the model ran in {max_seconds:g} seconds, and a fit needs {MIN_STEPS}",
             "stop what else runs here, or leave out --calibrate: times are then computed",
         )
-    alone = undisturbed(own, on_gpu)
-    arrival = arrival_seconds(own, fit(mean_steps(alone, graphs), graphs), on_gpu)
-    alike = mean_steps(without_arrivals(own, arrival) if on_gpu else alone, graphs)
-    costs = replace(serving_costs(steps, first_tokens), arrival=arrival)
-    if on_gpu:
-        costs = replace(costs, step=0.0, row=0.0)  # the steps have it
     calibration = Calibration(key, fit(alike, graphs), costs, fit_quality(alike, graphs), tuple(alike))
     keep(cache_dir() / "calibrations", calibration)
     return calibration
@@ -109,8 +101,8 @@ def calibrate(
 def logged_server(options: EngineOptions) -> "Iterator[LoggedServer]":
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "steps"
-        with running_server(options, ("quire.cli.step_log", "serve", str(log))) as url:
-            yield LoggedServer(url, log)
+        with _server_process(options, log) as (url, process):
+            yield LoggedServer(url, log, process.pid)
 
 
 def calibrate_target(arguments: Namespace) -> str:
@@ -133,9 +125,11 @@ def check_target(arguments: Namespace) -> None:
 
 def describe(calibration: "Calibration") -> str:
     quality, costs = calibration.quality, calibration.costs
+    on_gpu = calibration.about.get("device") == "cuda"
+    what = "beside the GPU, serving takes" if on_gpu else "serving adds"
     return (
         f"step times of this machine, fitted to {quality.num_steps} measured steps: a step that was left out is "
-        f"predicted within {quality.median:.1%} (median) and {quality.p95:.1%} (p95); serving adds "
+        f"predicted within {quality.median:.1%} (median) and {quality.p95:.1%} (p95); {what} "
         f"{1e3 * costs.step:.2f} ms a step, {1e6 * costs.row:.0f} us a token and {1e3 * costs.request:.1f} ms a request"
     )
 
@@ -148,37 +142,36 @@ def _settings(options: EngineOptions) -> dict[str, Any]:
 # -- through the server
 
 
-def _serve_rounds(
-    server: LoggedServer, max_num_seqs: int, max_seconds: float, on_gpu: bool
-) -> "tuple[list[LoggedStep], list[FirstToken]]":
-    """-> the steps that ran, and first tokens of requests that came alone"""
-    from quire.planning.calibrate import WARM_UP_SHARE, Round, rounds_that_fit
-    from quire.planning.step_log import read_steps
+def _serve_rounds(server: LoggedServer, max_num_seqs: int, max_seconds: float, on_gpu: bool) -> "_RoundClient":
+    from quire.planning.calibrate import RAMP_SHARE, WARM_UP_SHARE, Round, ramp_that_fits, rounds_that_fit
 
-    rounds = rounds_that_fit(_max_model_len(server.url), max_num_seqs)
-    client = _RoundClient(server.url)
+    max_model_len = _max_model_len(server.url)
+    rounds = rounds_that_fit(max_model_len, max_num_seqs)
+    client = _RoundClient(server)
     with progress(2 * len(rounds), "round") as advance:
         began = time.perf_counter()
         client.serve([Round(4, 16, 8)], began + max_seconds, advance)
         if on_gpu:  # the first step of a kind may compile kernels
             client.serve(rounds, began + WARM_UP_SHARE * max_seconds, advance)
-            client = _RoundClient(server.url)  # how long rounds take is found anew
-        client.first_tokens.clear()
-        since = time.perf_counter()
-        end = max(began, since - WARM_UP_SHARE * max_seconds) + max_seconds  # compiling may have taken long
+            client = _RoundClient(server)  # how long rounds take is found anew
+        client.begin()
+        end = max(began, client.since - WARM_UP_SHARE * max_seconds) + max_seconds  # compiling may have taken long
+        ramp_seconds = RAMP_SHARE * max_seconds if on_gpu else 0.0
         for _ in range(MAX_PASSES):
-            client.serve(rounds, end, advance)
-    return read_steps(server.log, since), client.first_tokens
+            client.serve(rounds, end - ramp_seconds, advance)
+        if on_gpu:
+            client.serve_ramp(ramp_that_fits(max_model_len, max_num_seqs), end)
+    return client
 
 
 @contextmanager
-def running_server(options: EngineOptions, program: Sequence[str] = ("quire.cli.main", "serve")) -> Iterator[str]:
-    """`quire serve` in a process of its own. -> its address"""
-    command = [sys.executable, "-m", *program, *as_flags(options), "--port", "0"]
+def _server_process(options: EngineOptions, steps: Path) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
+    """`quire serve` in a process of its own, whose engine writes down steps. -> its address, and the process"""
+    command = [sys.executable, "-m", "quire.cli.step_log", "serve", str(steps), *as_flags(options), "--port", "0"]
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True)
         try:
-            yield _address(server, log)
+            yield _address(server, log), server
         finally:
             server.terminate()
             try:
@@ -221,28 +214,70 @@ def _max_model_len(url: str) -> int:
         return int(json.load(reply)["max_total_tokens"])
 
 
+def _cpu_seconds(pid: int) -> float:
+    """Of the main thread of a process; 0 where this is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 class _RoundClient:
     """Sends the requests of rounds. It reads little of the answers: it shares the CPUs with the server."""
 
-    def __init__(self, url: str) -> None:
-        self._url = urlsplit(url)
+    def __init__(self, server: LoggedServer) -> None:
+        self._url, self._pid = urlsplit(server.url), server.pid
         self._rng = Random()  # prompts that no earlier calibration has left in the server's cache
-        self.first_tokens: list[FirstToken] = []
+        self.since = 0.0  # time.perf_counter(): what is measured begins
+        self.first_tokens: list[FirstToken] = []  # of requests that came alone
+        self.served: list[ServedRound] = []
         self._seconds: dict[Round, float] = {}  # seconds that each round took
         self._prefixes: dict[Round, list[list[int]]] = {}  # of each round
 
+    def begin(self) -> None:
+        """From now on it is measured."""
+        self.since = time.perf_counter()
+        self.first_tokens.clear()
+        self.served.clear()
+
     def serve(self, rounds: "Sequence[Round]", end: float, advance: Callable[[], Any]) -> None:
         """Serve those requests that are likely to have ended by `end` (time.perf_counter())."""
+        from quire.planning.calibrate import ServedRound
+
         for each in rounds:
-            now = time.perf_counter()
+            now, busy = time.perf_counter(), _cpu_seconds(self._pid)
             if now + self._expected(each) > end:
                 continue
             try:
                 asyncio.run(asyncio.wait_for(self._serve(each), end - now))
             except TimeoutError:  # what ran of it is in the log
                 return
-            self._seconds[each] = time.perf_counter() - now
+            ended, busy = time.perf_counter(), _cpu_seconds(self._pid) - busy
+            self._seconds[each] = ended - now
+            num_prefixes = each.num_prefixes if each.prefix else 0
+            num_prompt = each.num_streams * (each.prefix + each.prompt) + num_prefixes * each.prefix
+            num_requests, num_tokens = each.num_streams + num_prefixes, sum(each.outputs()) + num_prefixes
+            self.served.append(ServedRound(now, ended, busy, num_requests, num_prompt, num_tokens))
             advance()
+
+    def serve_ramp(self, ramp: "Ramp", end: float) -> None:
+        """More and more streams until `end`, each of which sends a request when its last has ended."""
+        seconds = end - time.perf_counter()
+        if seconds > 0:
+            with suppress(TimeoutError):  # what is left is cancelled
+                asyncio.run(asyncio.wait_for(self._serve_ramp(ramp, seconds), seconds))
+
+    async def _serve_ramp(self, ramp: "Ramp", seconds: float) -> None:
+        prefixes = [self._tokens(ramp.prefix) for _ in range(ramp.num_prefixes)]
+        await asyncio.gather(*(self._stream(prefix, 1) for prefix in prefixes))
+        await asyncio.gather(*(self._serve_again(ramp, begin * seconds, prefixes) for begin in ramp.begins()))
+
+    async def _serve_again(self, ramp: "Ramp", delay: float, prefixes: list[list[int]]) -> None:
+        await asyncio.sleep(delay)
+        while True:
+            prefix, prompt, output = ramp.draw(self._rng)
+            start = self._rng.choice(prefixes) if prefix else []
+            await self._stream(start + self._tokens(prompt), output)
 
     def _expected(self, each: "Round") -> float:
         """Seconds, by earlier rounds: so much a token, and so much a step."""
@@ -267,7 +302,7 @@ class _RoundClient:
             self.first_tokens += first
 
     def _tokens(self, count: int) -> list[int]:
-        return [self._rng.randrange(3, 203) for _ in range(count)]
+        return self._rng.choices(range(3, 203), k=count)
 
     async def _stream(self, prompt: list[int], num_output: int) -> "FirstToken":
         from quire.planning.calibrate import FirstToken

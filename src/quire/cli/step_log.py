@@ -7,6 +7,9 @@ made of them."""
 
 import os
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 from quire.client.engine_process import EngineProcess
 from quire.core.request import Request, SequenceEvent
@@ -18,6 +21,32 @@ class LoggedEngine(Engine):
     file = -1
     _num_shared = 0
     _num_new = 0
+    _waited = 0.0
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        if self.capacity.ahead:
+            self._time_waits()
+
+    def _time_waits(self) -> None:
+        """Of the loop, for what the device sampled."""
+        from quire.ops.gpu.sampling import sampler
+
+        module: Any = sampler
+        begin_copy = module.to_host
+
+        def to_host(*tensors: Any) -> Callable[[], Any]:
+            arrive = begin_copy(*tensors)
+
+            def timed() -> Any:
+                began = time.perf_counter()
+                copies = arrive()
+                self._waited += time.perf_counter() - began
+                return copies
+
+            return timed
+
+        module.to_host = to_host
 
     def submit(self, request: Request) -> None:
         self._num_new += self._scheduler.has_work
@@ -31,12 +60,15 @@ class LoggedEngine(Engine):
         step = self._in_flight[0]
         if step.plan.admitted or step.plan.retired:
             self._num_shared = num_shared_tokens(self._scheduler)
+        self._waited = 0.0
         events = super()._collect()
         if step.plan.runs and self.record is not None:
             work = StepWork.of(step.plan, min(self.record.num_drawn, len(step.plan.runs)))
             work.num_shared = self._num_shared
             seconds = self.record.run_seconds
-            logged = LoggedStep(work, self._collected - seconds, seconds, self._scheduler.has_work, self._num_new)
+            counts = self._num_new, len(step.plan.admitted), sum(event.final for event in events)
+            goes_on = self._scheduler.has_work
+            logged = LoggedStep(work, self._collected - seconds, seconds, goes_on, *counts, self._waited)
             self._num_new = 0
             os.write(self.file, logged.packed())
         return events

@@ -4,19 +4,25 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
-from math import log2
+from math import exp, log, log2
+from random import Random
 from statistics import fmean, median
 
 from quire.planning.fitted_times import size_of
-from quire.planning.least_squares import non_negative_least_squares
-from quire.planning.step_fit import MeasuredStep
+from quire.planning.least_squares import fit_usual, non_negative_least_squares
+from quire.planning.recent_rate import RecentRate
+from quire.planning.step_fit import MeasuredStep, fit
 from quire.planning.step_log import LoggedStep
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 
-MAX_SECONDS, MAX_GPU_SECONDS = 16.0, 34.0  # of all rounds
-WARM_UP_SHARE = 0.4  # of these, on a GPU
+MAX_SECONDS, MAX_GPU_SECONDS = 16.0, 18.0  # of all rounds
+WARM_UP_SHARE, RAMP_SHARE = 0.25, 0.35  # of these, on a GPU
 MAX_OUTLIER = 3.0  # times the median: a longer step tells of something else on this machine
-MAX_ARRIVALS = 0.15  # of a step: what requests take that come while it runs
+MIN_CPU = 0.002  # seconds of a round that tells what a server takes
+MIN_ROUNDS = 8
+LOOP_BEFORE = 0.5  # of a turn of the loop of a GPU's engine, what comes before a step is queued
+MIN_WAIT = 2e-5  # seconds that the engine's loop waits for a GPU: less is what asking takes
+RATES = 5  # kinds of steps by what a GPU computed just before
 MAX_GAP = 0.1  # seconds between two steps that the engine's loop takes at most
 
 
@@ -54,6 +60,41 @@ ROUNDS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Streams of which there are more and more. Each sends a request when its last has ended, so that prompts of all
+    lengths come beside any number of sequences."""
+
+    num_streams: int
+    prompts: tuple[int, int]  # tokens: the fewest and the most
+    outputs: tuple[int, int]
+    prefix: int = 1024  # tokens that some prompts begin with, and that are cached
+    num_prefixes: int = 4
+    prefix_share: float = 0.25  # of the prompts
+
+    def begins(self) -> list[float]:
+        """When streams begin, as shares of the time: each number of them is there for as long as twice as many."""
+        return [0.85 * log2(number + 1) / log2(self.num_streams + 1) for number in range(self.num_streams)]
+
+    def draw(self, rng: Random) -> tuple[bool, int, int]:
+        """-> whether a prompt has a prefix, its own tokens, and how many are asked for."""
+        has_prefix = self.num_prefixes > 0 and rng.random() < self.prefix_share
+        low, high = self.prompts
+        return has_prefix, _between(rng, low, high // 8 if has_prefix else high), _between(rng, *self.outputs)
+
+
+def _between(rng: Random, low: int, high: int) -> int:
+    """Short lengths are as likely as long ones."""
+    return round(exp(rng.uniform(log(low), log(max(low, high)))))
+
+
+def ramp_that_fits(max_model_len: int, max_num_seqs: int) -> Ramp:
+    longest = min(2048, max_model_len // 2)
+    has_prefix = max_model_len >= 2 * 1024
+    outputs = min(16, max_model_len // 8), min(200, max_model_len // 4)
+    return Ramp(min(96, max_num_seqs), (min(16, longest), longest), outputs, num_prefixes=4 if has_prefix else 0)
+
+
 def rounds_that_fit(max_model_len: int, max_num_seqs: int) -> list[Round]:
     return [
         each
@@ -74,45 +115,117 @@ def mean_steps(steps: Sequence[LoggedStep], graphs: bool = False) -> list[Measur
     """Steps that are nearly alike, as one: a single one tells little where other programs run now and then. `graphs`:
     they are padded to the sizes of CUDA graphs."""
     alike: dict[tuple[int, ...], list[LoggedStep]] = defaultdict(list)
+    most = _most_recent(steps)
     for step in steps:
-        work = step.work
-        size = size_of(work, True) if graphs else round(8 * log2(work.num_tokens))
-        shared = round(4 * work.num_shared / max(1, work.num_read))
-        alike[work.num_chunks > 0, size, round(2 * log2(1 + work.num_read)), shared].append(step)
+        alike[_kind(step.work, graphs, most)].append(step)
     return [_mean(group) for group in alike.values()]
 
 
+def _most_recent(steps: Sequence[LoggedStep]) -> int:
+    return max((step.work.recent for step in steps), default=0) or 1
+
+
+def _kind(work: StepWork, graphs: bool, most: int) -> tuple[int, ...]:
+    """`most`: of `recent`."""
+    shared = round(4 * work.num_shared / max(1, work.num_read))
+    if not graphs:
+        size = round(8 * log2(work.num_tokens))
+        return work.num_chunks > 0, size, round(2 * log2(1 + work.num_read)), shared
+    alone = round(2 * log2(1 + work.num_read - work.num_chunk_read)) if work.num_chunks else 0
+    recent = round(RATES * work.recent / most)
+    return work.num_chunks > 0, size_of(work, True), round(2 * log2(1 + work.num_read)), shared, alone, recent
+
+
 def of_known_times(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
-    """Steps of a GPU but those that sample nothing: the engine does not wait for these, so that their time is part of
-    the next one's, which is left out, too."""
-    before = [True, *(step.work.num_rows > 0 for step in steps)]
-    return [step for step, known in zip(steps, before, strict=False) if known and step.work.num_rows]
+    """Steps of a GPU that tell how long the device took: the engine's loop waited for them, and for those before. It
+    does not wait for a step that samples nothing, nor where it takes longer itself."""
+    waited = [False, *(step.waited > MIN_WAIT for step in steps)]
+    return [step for step, before in zip(steps, waited, strict=False) if before and step.waited > MIN_WAIT]
 
 
-def num_arrivals(steps: Sequence[LoggedStep], on_gpu: bool) -> list[int]:
-    """How many requests came while each step ran: on a CPU the server reads them on the cores that compute; on a GPU
-    the engine's loop takes them while the device may wait."""
-    news = [step.num_new for step in steps]
-    return news if on_gpu else [*news[1:], 0]  # a CPU's loop takes them when the step has ended
+def device_steps(steps: Sequence[LoggedStep], graphs: bool) -> list[MeasuredStep]:
+    """What a GPU takes. Of kinds for which its loop never waited: the least that the loop took, which is no less."""
+    known, most = of_known_times(steps), _most_recent(steps)
+    kinds = {_kind(step.work, graphs, most) for step in known}
+    sampled = [after for before, after in pairwise(steps) if before.work.num_rows and after.work.num_rows]
+    shortest: dict[tuple[int, ...], LoggedStep] = {}
+    for step in sampled:
+        kind = _kind(step.work, graphs, most)
+        if kind not in kinds and (kind not in shortest or step.seconds < shortest[kind].seconds):
+            shortest[kind] = step
+    return [*mean_steps(known, graphs), *(MeasuredStep(step.work, step.seconds) for step in shortest.values())]
 
 
-def undisturbed(steps: Sequence[LoggedStep], on_gpu: bool) -> list[LoggedStep]:
-    """Steps but those in which requests came."""
-    return [step for step, num in zip(steps, num_arrivals(steps, on_gpu), strict=True) if not num]
+def with_recent(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
+    """Each with what a GPU computed just before."""
+    rate, told = RecentRate(), []
+    for step in steps:
+        told.append(replace(step, work=replace(step.work, recent=rate.at(step.began))))
+        rate.add(step.work.num_tokens, step.began, step.seconds)
+    return told
 
 
-def arrival_seconds(steps: Sequence[LoggedStep], times: StepTimes, on_gpu: bool) -> float:
-    """How much longer a step is for each request that came while it ran."""
-    disturbed = [(step, num) for step, num in zip(steps, num_arrivals(steps, on_gpu), strict=True) if num]
+def loop_costs(steps: Sequence[LoggedStep]) -> ServingCosts:
+    """What the loop of a GPU's engine takes from the end of one step to the end of the next, beside waiting: it tells
+    of the one, takes requests, and plans the step after the next."""
+    turns = [
+        (before, step, after)
+        for before, step, after in zip(steps, steps[1:], steps[2:], strict=False)
+        if before.goes_on and step.goes_on and step.seconds < MAX_GAP
+    ]
+    if not turns:
+        return ServingCosts()
+    rows = [
+        [1.0, step.work.num_rows, after.work.num_chunks > 0, step.num_new, after.num_admitted, before.num_ended]
+        for before, step, after in turns
+    ]
+    seconds = [step.seconds - step.waited for _, step, _ in turns]
+    own = fit_usual(rows, seconds)
+    return ServingCosts(step=own[0], row=own[1], prompts=own[2], arrival=sum(own[3:]))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRound:
+    """What a server did, by time.perf_counter(), and how long its CPU was busy with it."""
+
+    began: float
+    ended: float
+    cpu_seconds: float
+    num_requests: int
+    num_prompt_tokens: int
+    num_tokens: int  # sent, each by itself
+
+
+def server_costs(steps: Sequence[LoggedStep], served: Sequence[ServedRound]) -> ServingCosts:
+    """What the server of a GPU's engine takes for a request and its prompt, for the message of a step, and for each
+    token in it."""
+    known = [each for each in served if each.cpu_seconds >= MIN_CPU]
+    if len(known) < MIN_ROUNDS:
+        return ServingCosts()
+    rows = []
+    for each in known:
+        num_steps = sum(each.began <= step.began < each.ended for step in steps)
+        numbers = each.num_requests, each.num_prompt_tokens, num_steps, each.num_tokens
+        rows.append([number / each.cpu_seconds for number in numbers])
+    taken, prompt_token, message, stream = fit_usual(rows, [1.0] * len(rows))
+    return ServingCosts(taken=taken, prompt_token=prompt_token, message=message, stream=stream)
+
+
+def undisturbed(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
+    """Steps of a CPU but those in which requests came: the server reads these on the cores that compute. The engine's
+    loop takes them when the step has ended."""
+    return [step for step, num in zip(steps, _num_arrivals(steps), strict=True) if not num]
+
+
+def arrival_seconds(steps: Sequence[LoggedStep], times: StepTimes) -> float:
+    """How much longer a step of a CPU is for each request that came while it ran."""
+    disturbed = [(step, num) for step, num in zip(steps, _num_arrivals(steps), strict=True) if num]
     longer = sum(step.seconds - times.seconds(step.work) for step, _ in disturbed)
     return max(0.0, longer) / max(1, sum(num for _, num in disturbed))
 
 
-def without_arrivals(steps: Sequence[LoggedStep], arrival: float) -> list[LoggedStep]:
-    """Steps of a GPU less what requests take that come while they run, but those of which that is a large share. They
-    are too many to leave them all out."""
-    less = [replace(step, seconds=step.seconds - step.num_new * arrival) for step in steps]
-    return [new for new, step in zip(less, steps, strict=True) if new.seconds >= (1 - MAX_ARRIVALS) * step.seconds]
+def _num_arrivals(steps: Sequence[LoggedStep]) -> list[int]:
+    return [*(step.num_new for step in steps[1:]), 0]
 
 
 def _mean(steps: list[LoggedStep]) -> MeasuredStep:
@@ -137,8 +250,18 @@ def gapless(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
     return longer
 
 
+def request_seconds(steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken]) -> float:
+    """What passes between a client and the steps of its request."""
+    delays = []
+    for token in first_tokens:
+        own = [step for step in steps if token.sent <= step.began and step.ended <= token.seen]
+        if own:
+            delays.append(token.seen - token.sent - (own[-1].ended - own[0].began))
+    return median(delays) if delays else 0.0
+
+
 def serving_costs(steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken]) -> ServingCosts:
-    """What passes between steps, and between a client and the steps of its request."""
+    """Of a CPU: what passes between steps, and between a client and the steps of its request."""
     gaps: dict[int, list[float]] = defaultdict(list)
     for before, after in pairwise(steps):
         gap = after.began - before.ended
@@ -149,9 +272,24 @@ def serving_costs(steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken
         typical = {num_rows: max(1e-6, _usual(values)) for num_rows, values in gaps.items()}
         columns = [[1 / gap, num_rows / gap] for num_rows, gap in typical.items()]
         step, row = non_negative_least_squares(columns, [1.0] * len(columns))
-    delays = []
-    for token in first_tokens:
-        own = [step for step in steps if token.sent <= step.began and step.ended <= token.seen]
-        if own:
-            delays.append(token.seen - token.sent - (own[-1].ended - own[0].began))
-    return ServingCosts(step=step, row=row, request=median(delays) if delays else 0.0)
+    return ServingCosts(step=step, row=row, request=request_seconds(steps, first_tokens))
+
+
+def learn(steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken]) -> tuple[list[MeasuredStep], ServingCosts]:
+    """What a CPU's steps tell: those to fit times to, and what serving adds."""
+    alike = mean_steps(undisturbed(steps))
+    arrival = arrival_seconds(steps, fit(alike)) if alike else 0.0
+    return alike, replace(serving_costs(steps, first_tokens), arrival=arrival)
+
+
+def learn_gpu(
+    steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken], served: Sequence[ServedRound], graphs: bool
+) -> tuple[list[MeasuredStep], ServingCosts]:
+    """The same of a GPU's, whose loop works beside it. What a request of an idle server waits for has a part of a turn
+    of the loop in it."""
+    together = with_recent(gapless(steps))
+    loop, server = loop_costs(together), server_costs(together, served)
+    turn = loop.step + loop.row + loop.prompts
+    request = max(0.0, request_seconds(together, first_tokens) - LOOP_BEFORE * turn)
+    costs = replace(server, step=loop.step, row=loop.row, prompts=loop.prompts, arrival=loop.arrival, request=request)
+    return device_steps(together, graphs), costs

@@ -14,6 +14,7 @@ from quire.planning.step_fit import FitQuality, MeasuredStep, fit
 from quire.planning.step_times import ServingCosts, StepWork
 
 VERSION = 1  # of the file; others are measured again
+NUM_EARLIER = 6  # numbers of a StepWork, in earlier files
 FINGERPRINT_BYTES = 1 << 20  # of a file's beginning
 
 # What changes step times, by the names of the engine's options.
@@ -65,7 +66,18 @@ class Calibration:
 
 def measured_steps(rows: Iterable[Sequence[Any]]) -> list[MeasuredStep]:
     """The steps in rows as `Calibration.as_json` has them."""
-    return [MeasuredStep(StepWork(*work), float(seconds), count) for *work, seconds, count in rows]
+    return [MeasuredStep(_work_of(work), float(seconds), count) for *work, seconds, count in rows]
+
+
+def _work_of(numbers: Sequence[int]) -> StepWork:
+    """Earlier files do not have what prompts read: it is taken from pairs, with prompts alike."""
+    work = StepWork(*numbers)
+    if len(numbers) == NUM_EARLIER and work.num_chunks:
+        tokens = max(1.0, (work.num_tokens - work.num_rows + min(work.num_rows, 0.5)) / work.num_chunks)  # of a prompt
+        pairs = (work.num_pairs - work.num_read) / work.num_chunks - tokens * (tokens - 1) / 2
+        work.longest = round(max(0.0, pairs) / max(1.0, tokens - 1) + tokens)
+        work.num_chunk_read = min(work.num_read, work.num_chunks * work.longest)
+    return work
 
 
 def calibration_key(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,7 +102,8 @@ def find(directory: Path, about: dict[str, Any]) -> Calibration | None:
         kept = Calibration.of(json.loads((directory / _file_name(about)).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return kept if kept.about == about else None
+    is_earlier = kept.times.graphs and not kept.times.most  # a GPU's steps had what its engine's loop takes
+    return kept if kept.about == about and not is_earlier else None
 
 
 def _file_name(about: Mapping[str, Any]) -> str:

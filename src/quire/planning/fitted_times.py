@@ -9,6 +9,9 @@ from typing import Any
 from quire.ops.gpu.graph_sizes import MAX_CAPTURED_SEQS, PREFILL_GRAPH_SIZES, decode_graph_sizes
 from quire.planning.step_times import StepWork
 
+# Shares of the most tokens a second, between which a GPU becomes slower. (An H200 with an 8B model in bf16.)
+HOT = (0.2, 0.65)
+OF_GPU = ("per_longest", "mixed", "most", "slow_token", "slow_decode")
 DECODE_SIZES = tuple(decode_graph_sizes(MAX_CAPTURED_SEQS))
 
 
@@ -23,6 +26,20 @@ def size_of(work: StepWork, graphs: bool) -> int:
     if not graphs:
         return work.num_tokens
     return padded(work.num_tokens, PREFILL_GRAPH_SIZES if work.num_chunks else DECODE_SIZES)
+
+
+def hotness(work: StepWork, most: float) -> float:
+    """How much of what a GPU can slow down it does, for what it computed just before: from 0 to 1. `most`: tokens a
+    second."""
+    low, high = HOT
+    return min(1.0, max(0.0, (work.recent / most - low) / (high - low))) if most else 0.0
+
+
+def read_alone(work: StepWork, shared: float) -> tuple[int, float]:
+    """Of a step with prompts: cached tokens that sequences which decode read; and that, with shared ones as the share
+    that they cost."""
+    alone = work.num_read - work.num_chunk_read
+    return alone, alone - (1 - shared) * min(work.num_shared, alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,10 @@ class FittedTimes:
     """Piecewise linear in the number of tokens, since few tokens are bound by memory and many by compute. Steps that
     only decode have a curve of their own, and what a cached token adds to them depends on how many sequences there are.
     Those with prompts are linear in the cached tokens that are read, in pairs of queries and keys, and in sampled rows.
-    On a GPU a step takes what the CUDA graph takes that it is padded to."""
+
+    On a GPU a step takes what the CUDA graph takes that it is padded to. Beside prompts, sequences that decode read at
+    the price of steps that only decode, and the longest prompt takes some time by itself. A GPU that has computed much
+    just before is slower: its clock is lower."""
 
     decode: Curve
     prefill: Curve
@@ -65,6 +85,11 @@ class FittedTimes:
     per_row: float
     shared: float = 0.0  # what a cached token costs that another sequence reads too, as a share of one that none does
     graphs: bool = False
+    per_longest: float = 0.0  # of a cached token of the prompt that has most, on a GPU
+    mixed: float = 0.0  # that sequences which decode add to a step with prompts, on a GPU
+    most: float = 0.0  # tokens a second of steps with prompts, on a GPU that is not slowed down
+    slow_token: float = 0.0  # of a token of a step with prompts, on a GPU that is
+    slow_decode: float = 0.0  # of a step that only decodes
 
     def num_read(self, work: StepWork) -> float:
         """Cached tokens, shared ones as the share that they cost. On a CPU they are read once; beside prompts, what
@@ -76,15 +101,26 @@ class FittedTimes:
         tokens = size_of(work, self.graphs)
         read = self.num_read(work)
         if not work.num_chunks:
-            return max(1e-6, self.decode.at(tokens) + self.decode_read.within(tokens) * read)
+            slower = self.slow_decode * hotness(work, self.most)
+            return max(1e-6, self.decode.at(tokens) + self.decode_read.within(tokens) * read + slower)
+        if self.graphs:
+            return max(1e-6, self.prefill.at(tokens) + self._beside_prompts(work, tokens))
         extra = self.per_read * read + self.per_pair * work.num_pairs + self.per_row * work.num_rows
         return max(1e-6, self.prefill.at(tokens) + extra)
+
+    def _beside_prompts(self, work: StepWork, tokens: int) -> float:
+        alone, read = read_alone(work, self.shared)
+        attention = self.decode_read.within(padded(work.num_rows, DECODE_SIZES)) * read + (self.mixed if alone else 0.0)
+        attention += self.per_read * work.num_chunk_read + self.per_pair * (work.num_pairs - alone)
+        slower = self.slow_token * tokens * hotness(work, self.most)
+        return attention + self.per_longest * work.longest + self.per_row * work.num_rows + slower
 
     def scaled(self, factor: float) -> "FittedTimes":
         return replace(
             self, decode=self.decode.scaled(factor), prefill=self.prefill.scaled(factor),
             decode_read=self.decode_read.scaled(factor), per_read=factor * self.per_read,
-            per_pair=factor * self.per_pair, per_row=factor * self.per_row,
+            per_pair=factor * self.per_pair, per_row=factor * self.per_row, per_longest=factor * self.per_longest,
+            mixed=factor * self.mixed, slow_token=factor * self.slow_token, slow_decode=factor * self.slow_decode,
         )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
@@ -97,7 +133,10 @@ class FittedTimes:
         per_read, per_pair, per_row = (float(values[name]) for name in ("per_read", "per_pair", "per_row"))
         if "decode_read" in values:
             decode_read, shared = Curve.of(values["decode_read"]), float(values["shared"])
-            return cls(decode, prefill, decode_read, per_read, per_pair, per_row, shared, bool(values["graphs"]))
+            of_gpu = [float(values.get(name, 0.0)) for name in OF_GPU]
+            return cls(
+                decode, prefill, decode_read, per_read, per_pair, per_row, shared, bool(values["graphs"]), *of_gpu
+            )
         return _of_earlier(decode, prefill, per_read, per_pair, per_row)
 
 

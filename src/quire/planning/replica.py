@@ -11,6 +11,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
 from quire.planning.fast_forward import num_steps_alike, skip_steps
 from quire.planning.prompt_ids import simulated_tokens
+from quire.planning.recent_rate import RecentRate
 from quire.planning.simulated_drafts import WRONG, SimulatedDrafts
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 from quire.planning.workload import Arrival
@@ -113,7 +114,8 @@ class Replica:
         self.goes_on: float | None = None  # when the engine's loop does; None: it waits for requests
         self.requests: dict[str, SimulatedRequest] = {}  # in flight
         self.load = 0  # how many these are: routers ask all replicas
-        self._takes_next = 0.0  # when its server has read the requests that came so far
+        self._server_free = 0.0  # when its server has done all that came before the last message of its engine
+        self._message = (0.0, 0.0)  # when this one comes, which a simulation knows beforehand, and what it takes
         self._starting: list[SimulatedRequest] = []  # admitted, and without a token
         self._ended: list[SimulatedRequest] = []
         self._times, self._ahead, self._drafts = times, ahead, drafts
@@ -121,6 +123,7 @@ class Replica:
         self._known: dict[int, int] = {}  # tokens of each row
         self._steps: deque[StepInFlight] = deque()
         self._device_free = 0.0
+        self._recent = RecentRate()
         self._num_alike = 0  # steps from here on that only decode
         self._next_work = StepWork()  # of the first of these
         self._num_shared: int | None = None  # as in StepWork; None: sequences came or went
@@ -130,11 +133,13 @@ class Replica:
         """Seconds: when the next step begins, if one is planned now."""
         return max(self.goes_on or 0.0, self._device_free)
 
-    def receive(self, now: float) -> float:
+    def receive(self, now: float, num_prompt: int) -> float:
         """-> when a request that came now reaches the engine: its server reads one after the other."""
-        reaches = max(now, self._takes_next)
-        self._takes_next = reaches + self.costs.spacing
-        return reaches
+        if now >= self._message[0]:
+            self._server_free, self._message = self._after_message(), (0.0, 0.0)
+        begins = max(now, self._server_free)
+        self._server_free = begins + self.costs.spacing + self.costs.prompt_token * num_prompt
+        return self._server_free if self.costs.taken else begins
 
     def add(self, request: SimulatedRequest, now: float) -> None:
         request.replica = self.index
@@ -144,10 +149,8 @@ class Replica:
         self.load += 1
         if self.goes_on is None:
             self.goes_on = now
-        elif self._ahead:
-            self._device_free += self.costs.arrival  # the device waits while the loop takes it
-        else:
-            self.goes_on += self.costs.arrival  # it is read by a core that computes
+        else:  # the loop takes it, while the device may wait; on a CPU, a core that computes reads it
+            self.goes_on += self.costs.arrival
 
     def take_ended(self) -> list[SimulatedRequest]:
         """The requests that ended since the last call."""
@@ -160,8 +163,7 @@ class Replica:
         began = now = self.goes_on
         if self.scheduler.has_work and not (self._drafts and self.scheduler.awaits_output):
             plan = self.scheduler.schedule()
-            num_sampled = self._submit(plan, now)
-            now += self._host_seconds(num_sampled) if self._ahead else 0.0
+            now = self._submit(plan, now)
             if plan.runs and len(self._steps) <= self._ahead:
                 self.goes_on = now
                 return
@@ -197,6 +199,19 @@ class Replica:
 
     # -- time
 
+    def _deliver(self, now: float, num_sampled: int) -> float:
+        """-> when clients have what a step sampled that ended now."""
+        if not self.costs.stream:
+            return now
+        self._server_free = self._after_message()
+        self._message = now, self.costs.message + self.costs.stream * num_sampled
+        return self._after_message()
+
+    def _after_message(self) -> float:
+        """-> when the server has sent it."""
+        comes, seconds = self._message
+        return max(comes, self._server_free) + seconds
+
     def _host_seconds(self, num_sampled: int) -> float:
         """The time that the engine's loop takes for one step, beside that of the device."""
         return self.costs.step + self.costs.row * num_sampled
@@ -204,19 +219,23 @@ class Replica:
     def _run(self, plan: StepPlan, work: StepWork, output: StepOutput, now: float) -> tuple[float, float]:
         """-> when the device has done a step that is submitted now, and how long it took."""
         num_swapped = len(plan.swap_in) + len(plan.swap_out)
+        begins = max(now, self._device_free)
+        if self._ahead:
+            work.recent = self._recent.at(begins)
         seconds = self._times.seconds(work) + self.costs.swapped_block * num_swapped + output.draft_seconds
-        if not self._ahead:
+        if self._ahead:
+            self._recent.add(work.num_tokens, begins, seconds)
+        else:
             seconds += self.costs.row * len(output.sampled)  # streams are written by the cores that compute
-        ends = max(now, self._device_free) + seconds
-        self._device_free = ends
+        self._device_free = ends = begins + seconds
         self.busy_seconds += seconds
         self.num_steps += 1
         return ends, seconds
 
     # -- a step
 
-    def _submit(self, plan: StepPlan, now: float) -> int:
-        """-> how many sequences sample in it"""
+    def _submit(self, plan: StepPlan, now: float) -> float:
+        """-> when the engine's loop has done so"""
         drafts = self._drafts
         for admission in plan.admitted:
             request = self.requests[self.scheduler.rows[admission.row].group.id]
@@ -233,11 +252,13 @@ class Replica:
             drafts.propose(plan, output, self._known)
         work = StepWork.of(plan, len(output.sampled))
         work.num_shared = self._shared()
+        if self._ahead:
+            now += self._host_seconds(len(output.sampled)) + (self.costs.prompts if work.num_chunks else 0.0)
         ends, seconds = now, 0.0
         if plan.runs:
             ends, seconds = self._run(plan, work, output, now)
         self._steps.append(StepInFlight(plan, work.num_chunks > 0, ends, seconds, output))
-        return len(output.sampled)
+        return now
 
     def _sample(self, plan: StepPlan) -> list[SampledRow]:
         sampled, known = [], self._known
@@ -261,13 +282,14 @@ class Replica:
         return sampled
 
     def _finish(self, step: StepInFlight, now: float) -> None:
+        seen = self._deliver(now, len(step.output.sampled))
         for event in self.scheduler.update(step.output):
             request = self.requests[event.request_id]
             if not request.first_token:
-                request.first_token = now
+                request.first_token = seen
                 self._starting.remove(request)
             if event.final:
-                request.finished = now
+                request.finished = seen
                 request.num_cached = event.num_cached
                 self._ended.append(self.requests.pop(event.request_id))
                 self.load -= 1
@@ -279,22 +301,29 @@ class Replica:
         """Make the steps of decoding until `horizon` that differ in nothing but time. -> when the engine goes on"""
         running, count, work = self.scheduler.groups.running.items, 0, self._next_work
         rows, began, step = len(running), now, self._steps[0] if self._steps else None
-        last_ends, seconds, host = step.ends if step else 0.0, 0.0, self._host_seconds(rows)
-        streams = 0.0 if self._ahead else self.costs.row * rows
+        last_ends, seconds = step.ends if step else 0.0, 0.0
+        host = self._host_seconds(rows) if self._ahead else 0.0
+        streams, sampled = 0.0 if self._ahead else self.costs.row * rows, len(step.output.sampled) if step else 0
         if step and step.has_prompts:
             self.scheduler.record_step(step.plan, step.seconds)
             step.has_prompts = False
         while count < self._num_alike and now < horizon:  # as `_run`, without a call for each step
+            begins = max(now + host, self._device_free)
+            if self._ahead:
+                work.recent = self._recent.at(begins)
             seconds = self._times.seconds(work) + streams
-            self._device_free = ends = max(now, self._device_free) + seconds
+            if self._ahead:
+                self._recent.add(work.num_tokens, begins, seconds)
+            self._device_free = ends = begins + seconds
             self.busy_seconds += seconds
             work.num_read += rows
             work.num_pairs += rows
             count += 1
             if step:
                 now, last_ends = max(now + host, last_ends), ends
+                seen, sampled = self._deliver(now, sampled), rows
                 if self._starting:
-                    self._start(now)
+                    self._start(seen)
             else:
                 now = ends + self.costs.step
         self.num_steps += count
@@ -308,11 +337,11 @@ class Replica:
             step.output = StepOutput(step.plan.step, [self._sampled[seq.row] for seq in running])
         return now
 
-    def _start(self, now: float) -> None:
+    def _start(self, seen: float) -> None:
         """The step in flight has ended, and all that run sampled in it. One that was preempted does not run."""
         running = {seq.group.id for seq in self.scheduler.groups.running.items}
         for request in [request for request in self._starting if str(request.number) in running]:
-            request.first_token = now
+            request.first_token = seen
             self._starting.remove(request)
 
     def _decoding(self) -> StepWork:

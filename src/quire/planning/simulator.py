@@ -54,7 +54,7 @@ class _Clock:
         self._sent: set[int] = set()  # of those that were held: on their way to an engine
         self._replicas, self._router, self._compress, self._advance = replicas, router, compress, advance
         self._simulation = Simulation(replicas=replicas)
-        self._delay = replicas[0].costs.request
+        self._delay = replicas[0].costs.way
         # When, in which order, what, and the replica that its router chose, if it did.
         self._pending: list[tuple[float, int, Arrival, Replica | None]] = [
             (arrival.time + self._delay, number, arrival, None) for number, arrival in enumerate(arrivals)
@@ -97,7 +97,8 @@ class _Clock:
                 self._held.append((number, arrival))
                 return
             replica = self._router(self._replicas, arrival, number)
-            if (reaches := replica.receive(now)) > now:
+            replica.catch_up(now)
+            if (reaches := replica.receive(now, len(arrival.prompt_ids))) > now:
                 heapq.heappush(self._pending, (reaches, number, arrival, replica))
                 return
         request = SimulatedRequest(number, arrival)

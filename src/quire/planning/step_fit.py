@@ -7,24 +7,26 @@ from itertools import pairwise
 import numpy as np
 
 from quire.ops.gpu.graph_sizes import PREFILL_GRAPH_SIZES
-from quire.planning.fitted_times import DECODE_SIZES, Curve, FittedTimes, size_of
+from quire.planning.fitted_times import DECODE_SIZES, Curve, FittedTimes, hotness, padded, read_alone, size_of
 from quire.planning.least_squares import solve_non_negative
 from quire.planning.step_times import StepWork
 
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # tokens of a step
 READ_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a GPU's step that only decodes
+NUM_OTHERS = 7  # prices beside those of curves: a cached token, a pair, a row, and four of a GPU
 HELD_OUT = 5  # every fifth step tells how good a fit is
 SMOOTH = 0.3  # weight of how much a curve's slope changes at a knot, beside a measured step's of 1
 # Cached tokens and pairs that are taken to cost little beside a step, unless steps tell: few contexts tell nothing.
-FEW_READ, FEW_PAIRS = 1000, 3000
+FEW_READ, FEW_PAIRS, FEW_LONGEST = 1000, 3000, 300
 ALIKE = 2.0  # the same, of prices of a cached token at neighbouring knots
 CONTEXT = 500  # cached tokens of a sequence, for which these prices are compared
 MAX_COUNT = 16  # steps that count, of those that one stands for
 PASSES = 3  # each takes errors as shares of what the one before predicts: a share of what was measured favours the fast
 MAX_ERROR = 0.3  # of a step: beyond it something else ran, and it counts less
+MOST = 98  # percentile
 SHARES = tuple(round(0.1 * tenth, 1) for tenth in range(11))  # that a shared cached token may cost
 SHARE_WEIGHT = 1.0  # of how far it is from what is expected of the kernels
-CPU_SHARE, GPU_SHARE = 0.4, 1.0  # a CPU reads a shared prefix once for all; a GPU finds some of it in its cache
+CPU_SHARE, GPU_SHARE = 0.4, 0.7  # a CPU reads a shared prefix once for all; a GPU finds some of it in its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,11 @@ def fit(steps: Sequence[MeasuredStep], graphs: bool = False) -> FittedTimes:
 
 def fit_quality(steps: Sequence[MeasuredStep], graphs: bool = False) -> FitQuality:
     """How well a fit to four steps in five predicts the fifth."""
-    errors = []
+    errors, shared = [], fit(steps, graphs).shared
     for first in range(HELD_OUT):
         held_out = steps[first::HELD_OUT]
-        fitted = fit([step for number, step in enumerate(steps) if number % HELD_OUT != first], graphs)
+        others = [step for number, step in enumerate(steps) if number % HELD_OUT != first]
+        fitted = _Fit(others, graphs, shared).times
         errors += [abs(fitted.seconds(step.work) / step.seconds - 1) for step in held_out]
     num_steps = sum(step.count for step in steps)
     return FitQuality(float(np.percentile(errors, 50)), float(np.percentile(errors, 95)), num_steps)
@@ -72,12 +75,14 @@ class _Fit:
 
     def __init__(self, steps: Sequence[MeasuredStep], graphs: bool, shared: float) -> None:
         self._graphs, self._shared = graphs, shared
+        self._most = _most_tokens(steps) if graphs else 0.0
         decodes = [step for step in steps if not step.work.num_chunks]
         self._decode = self._knots(decodes, DECODE_SIZES)
         self._prefill = self._knots([step for step in steps if step.work.num_chunks], PREFILL_GRAPH_SIZES)
         most = max((size_of(step.work, graphs) for step in decodes), default=1)
         self._read = [knot for knot in READ_KNOTS if knot <= max(2, most)] if graphs else [1, 2]
-        self._width = len(self._decode) + len(self._prefill) + len(self._read) + 3
+        self._others = len(self._decode) + len(self._prefill) + len(self._read)  # the first of the other prices
+        self._width = self._others + NUM_OTHERS
         columns = np.array([self._features(step.work) for step in steps])
         measured = np.array([step.seconds for step in steps])
         counts = np.sqrt([min(step.count, MAX_COUNT) for step in steps])
@@ -94,14 +99,17 @@ class _Fit:
         self.times = self._times(solution)
 
     def _times(self, solution: np.ndarray) -> FittedTimes:
-        first, second = len(self._decode), len(self._decode) + len(self._prefill)
+        first, second, others = len(self._decode), len(self._decode) + len(self._prefill), self._others
         decode, prefill = (
             _curve(knots, np.cumsum(rises))
             for knots, rises in ((self._decode, solution[:first]), (self._prefill, solution[first:second]))
         )
-        per_read, per_pair, per_row = map(float, solution[-3:])
-        read = _curve(self._read, solution[second:-3])
-        return FittedTimes(decode, prefill, read, per_read, per_pair, per_row, self._shared, self._graphs)
+        per_read, per_pair, per_row, longest, mixed, slow_token, slow_decode = map(float, solution[others:])
+        read = _curve(self._read, solution[second:others])
+        return FittedTimes(
+            decode, prefill, read, per_read, per_pair, per_row, self._shared, self._graphs, longest, mixed, self._most,
+            slow_token, slow_decode,
+        )  # fmt: skip
 
     def _knots(self, steps: Sequence[MeasuredStep], sizes: Sequence[int]) -> list[int]:
         most = max((size_of(step.work, self._graphs) for step in steps), default=1)
@@ -118,9 +126,15 @@ class _Fit:
             for left, right in pairwise(knots):
                 into = min(1.0, max(0.0, (tokens - left) / (right - left)))
                 columns.append(into if used else 0.0)
+        hot = hotness(work, self._most)
+        if work.num_chunks and self._graphs:
+            alone, read = read_alone(work, self._shared)
+            attention = work.num_chunk_read, work.num_pairs - alone, work.num_rows, work.longest, float(alone > 0)
+            hats = (read * hat for hat in _hats(padded(work.num_rows, DECODE_SIZES), self._read))
+            return [*columns, *hats, *attention, tokens * hot, 0.0]
         if work.num_chunks:
-            return [*columns, *[0.0] * len(self._read), read, work.num_pairs, work.num_rows]
-        return [*columns, *(read * hat for hat in _hats(tokens, self._read)), 0.0, 0.0, 0.0]
+            return [*columns, *[0.0] * len(self._read), read, work.num_pairs, work.num_rows, *[0.0] * 4]
+        return [*columns, *(read * hat for hat in _hats(tokens, self._read)), *[0.0] * 6, hot]
 
     def _bends(self, near: Sequence[tuple[int, float]]) -> list[np.ndarray]:
         """Rows that say how much the slopes change at each knot, as a share of the seconds there."""
@@ -136,10 +150,10 @@ class _Fit:
         return rows
 
     def _alike(self, near: Sequence[tuple[int, float]]) -> list[np.ndarray]:
-        """Rows that say how far the prices of a cached token are apart: at neighbouring knots, and in steps with
-        prompts beside those of as many sequences."""
+        """Rows that say how far the prices of a cached token are apart: at neighbouring knots, and on a CPU in steps
+        with prompts beside those of as many sequences."""
         rows, first = [], len(self._decode) + len(self._prefill)
-        for number, knot in enumerate(self._read):
+        for number, knot in enumerate(self._read[:-1] if self._graphs else self._read):
             scale = ALIKE * CONTEXT * knot / _seconds_near(near, knot)
             row = np.zeros(self._width)
             row[first + number] = -scale
@@ -149,9 +163,16 @@ class _Fit:
 
     def _little(self, measured: np.ndarray) -> list[np.ndarray]:
         """Rows that say what attention adds, as a share of a typical step."""
-        rows, typical = np.zeros((2, self._width)), float(np.median(measured))
-        rows[0, -3], rows[1, -2] = FEW_READ / typical, FEW_PAIRS / typical
+        rows, typical = np.zeros((3, self._width)), float(np.median(measured))
+        for number, (column, few) in enumerate(((0, FEW_READ), (1, FEW_PAIRS), (3, FEW_LONGEST))):
+            rows[number, self._others + column] = few / typical
         return list(rows)
+
+
+def _most_tokens(steps: Sequence[MeasuredStep]) -> float:
+    """A second, of steps with prompts: nearly the most that were computed."""
+    rates = [step.work.num_tokens / step.seconds for step in steps if step.work.num_chunks]
+    return float(np.percentile(rates, MOST)) if rates else 0.0
 
 
 def _curve(knots: Sequence[int], seconds: np.ndarray) -> Curve:

@@ -1,12 +1,14 @@
 """What an engine computed in each step, when, and how long it took: a file that it writes while it serves."""
 
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from quire.planning.step_times import StepWork
 
-_STEP = struct.Struct("<8q2d")  # the numbers of a StepWork, goes_on, num_new, began, seconds
+_WORK = len(fields(StepWork))
+_STEP = struct.Struct(f"<{_WORK + 4}q3d")  # the numbers of a StepWork, and those of a LoggedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +18,27 @@ class LoggedStep:
     seconds: float
     goes_on: bool = True  # the engine has more to do: the time until the next step is what its loop takes
     num_new: int = 0  # requests that the engine's loop took, beside others it had, since it ended the step before
+    num_admitted: int = 0  # requests whose first step this is
+    num_ended: int = 0  # requests whose last step this is
+    waited: float = 0.0  # seconds that the engine's loop waited for a GPU
 
     @property
     def ended(self) -> float:
         return self.began + self.seconds
 
     def packed(self) -> bytes:
-        return _STEP.pack(*astuple(self.work), self.goes_on, self.num_new, self.began, self.seconds)
+        counts = self.goes_on, self.num_new, self.num_admitted, self.num_ended
+        return _STEP.pack(*astuple(self.work), *counts, self.began, self.seconds, self.waited)
 
 
 def read_steps(path: Path, since: float = 0.0) -> list[LoggedStep]:
     """The steps of a log that began after `since`."""
     data = path.read_bytes()
     rows = _STEP.iter_unpack(data[: len(data) // _STEP.size * _STEP.size])
-    steps = [LoggedStep(StepWork(*row[:6]), row[8], row[9], bool(row[6]), row[7]) for row in rows]
-    return [step for step in steps if step.began >= since]
+    return [step for step in map(_step_of, rows) if step.began >= since]
+
+
+def _step_of(row: tuple[Any, ...]) -> LoggedStep:
+    goes_on, num_new, num_admitted, num_ended, began, seconds, waited = row[_WORK:]
+    work = StepWork(*row[:_WORK])
+    return LoggedStep(work, began, seconds, bool(goes_on), num_new, num_admitted, num_ended, waited)

@@ -20,6 +20,9 @@ class StepWork:
     num_pairs: int = 0  # of a query and a key
     num_chunks: int = 0  # runs of several prompt tokens; 0: all sequences decode
     num_shared: int = 0  # of the cached tokens that are read: those that another sequence reads too
+    num_chunk_read: int = 0  # of the cached tokens that are read: those that runs of several tokens read
+    longest: int = 0  # of these: what the run with the longest context reads
+    recent: int = 0  # tokens a second that the device computed just before, as `RecentRate` has them
 
     @classmethod
     def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
@@ -42,6 +45,8 @@ class StepWork:
         """A run of `count` tokens from `start` on, the last of which are drafts."""
         self.num_tokens += count
         self.num_read += start + count
+        self.num_chunk_read += start + count
+        self.longest = max(self.longest, start + count)
         self.num_pairs += count * start + count * (count + 1) // 2
         self.num_chunks += count > 1 + num_drafts
 
@@ -52,18 +57,30 @@ class StepTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServingCosts:
-    """Seconds that serving takes beside the steps: the loop of the engine process, streams, HTTP."""
+    """Seconds that serving takes beside the steps: the loop of the engine process, streams, HTTP. On a GPU the loop
+    works beside the device, which waits for it where it takes longer than a step."""
 
     step: float = 0.0  # between two steps
     row: float = 0.0  # of each token that is sent: where threads compute, the step is longer by it
     request: float = 0.0  # from a client to the engine, and of the first token back
-    arrival: float = 0.0  # of a request that comes while a step runs: the step is longer by it
+    arrival: float = 0.0  # of a request that comes while a step runs: on a CPU the step is longer by it
+    prompts: float = 0.0  # of a step with prompts, on a GPU
+    # The server of a GPU's engine does one thing after the other; `request` has these of a request that is alone.
+    taken: float = 0.0  # of a request
+    prompt_token: float = 0.0  # and of each token of its prompt
+    message: float = 0.0  # of what a step sampled
+    stream: float = 0.0  # of each token
     swapped_block: float = 0.0  # moved to main memory, or back
 
     @property
     def spacing(self) -> float:
         """Between two requests that come together, when they reach the engine: the server reads one after the other."""
-        return self.request / 2
+        return self.taken or self.request / 2
+
+    @property
+    def way(self) -> float:
+        """Of a request, beside what its server does."""
+        return max(0.0, self.request - self.taken - self.message - self.stream)
 
 
 @dataclass(frozen=True, slots=True)
