@@ -3,8 +3,8 @@
 
 The integers -8 .. 7 are exact in fp8 (e4m3), so values go into the tensor cores as they are, at twice the rate of 16
 bits, and a group's scale is applied to its sums in fp32: no weight is rounded. Four bytes are looked up at a time: of
-four neighbouring words, the lower half of word i has the values of plane 2 i, the upper half those of plane 2 i + 1,
-and so no byte changes its lane (`shuffle_words`). On Hopper, many rows go in wider tiles (w4a8_wide.py). One row goes
+four neighbouring words, the lower halves of bytes of word i have the values of plane 2 i, the upper halves those of plane
+2 i + 1, and so no byte changes its lane (`shuffle_words`). On Hopper, many rows go in wider tiles (w4a8_wide.py). One row goes
 without tensor cores (w4a8_gemv.py)."""
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from quire.ops.gpu.linear.split_k import finish, rounded_product, split_launch
 from quire.ops.gpu.linear.tile_times import TileTime, fastest
 from quire.ops.gpu.linear.unpack import take_planes
 from quire.ops.gpu.linear.w4a8_gemv import can_gemv_shuffled, w4a8_gemv
-from quire.ops.gpu.linear.w4a8_instructions import look_up_instructions
+from quire.ops.gpu.linear.w4a8_instructions import UNIT, look_up_instructions
 from quire.ops.gpu.linear.w4a8_wide_config import wide_config_of
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
@@ -70,7 +70,7 @@ def shuffle_words(weight: GroupedWeight) -> W4A8Weight:
     for plane in range(8):
         for word in range(4):
             value = quads[..., word] >> 4 * plane & 15
-            shuffled[..., plane // 2] |= value << 4 * (plane % 2 * 4 + word)
+            shuffled[..., plane // 2] |= value << 8 * word + 4 * (plane % 2)
     return W4A8Weight(replace(weight, words=shuffled.flatten(2)))
 
 
@@ -201,16 +201,19 @@ def _w4a8_kernel(
                 w = take_planes(planes, number * 8 // RUNS, 8 // RUNS)
                 sums += tl.dot(w, x) * scale_of(scales, number * GROUPS // RUNS)[:, None]
         x_scales = tl.load(x_scale_ptr + tokens, mask=tokens < M, other=0.0)
+        if ASM != "":
+            x_scales *= INTEGERS
         total += rounded_product(sums, x_scales[None, :], ASM)  # as where another program adds up the splits
     finish(total, to, outputs, tokens, N, M, SHARES)
 
 
 MAX_RUN_INPUTS = tl.constexpr(MAX_RUN)
+INTEGERS = tl.constexpr(UNIT)
 
 
 @triton.jit
 def look_up(words, ASM: tl.constexpr):
-    """Shuffled words int32 [n, width] -> eight planes of fp8 [n, width]"""
+    """Shuffled words int32 [n, width] -> eight planes of fp8 [n, width]; with instructions, over UNIT"""
     d = tl.float8e4nv
     if ASM == "":
         quads = tl.reshape(words, (words.shape[0], words.shape[1] // 4, 2, 2))
@@ -219,9 +222,9 @@ def look_up(words, ASM: tl.constexpr):
         of_words = (of_even[0], of_odd[0], of_even[1], of_odd[1])
         planes = ()
         for plane in tl.static_range(8):
-            of_plane = of_words[plane // 2] >> (plane % 2 * 16)
+            of_plane = of_words[plane // 2] >> (plane % 2 * 4)
             pairs = tl.join(
-                tl.join(of_plane & 15, of_plane >> 8 & 15), tl.join(of_plane >> 4 & 15, of_plane >> 12 & 15)
+                tl.join(of_plane & 15, of_plane >> 16 & 15), tl.join(of_plane >> 8 & 15, of_plane >> 24 & 15)
             )
             planes = append(planes, (tl.reshape(pairs, words.shape) - 8).to(tl.float32).to(d))
     else:

@@ -18,13 +18,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.split_k import new_tickets
-from quire.ops.gpu.linear.w4a8_instructions import look_up_instructions
-from quire.ops.gpu.linear.w4a8_wide_config import BLOCK_N, W4A8WideConfig, can_be_wide
+from quire.ops.gpu.linear.w4a8_instructions import UNIT, look_up_instructions
+from quire.ops.gpu.linear.w4a8_wide_config import W4A8WideConfig, can_be_wide
 from quire.ops.gpu.overlap import overlap_options
 
 WARPS = 4  # that multiply together
 MULTIPLY_REGISTERS, COPY_REGISTERS = gl.constexpr(240), gl.constexpr(24)  # of a thread
-OUTPUTS = gl.constexpr(BLOCK_N)
+INTEGERS = gl.constexpr(UNIT)
 
 
 def w4a8_wide_kernel(
@@ -40,21 +40,21 @@ def w4a8_wide_kernel(
     assert x.q.dtype == torch.float8_e4m3fn and x.q.is_contiguous() and w.num_inputs == K and x.scales.shape == (M, 1)
     assert can_be_wide(w) and dtype.itemsize == 2  # fp32 would take too much shared memory
     out = torch.empty(M, N, dtype=dtype, device=x.q.device)
-    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, BLOCK_N)
+    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
     partials = None
     if config.splits > 1:
         tickets = new_tickets(x.q.device) if tickets is None else tickets
-        assert 2 * tiles_m * tiles_n <= len(tickets), f"2 x {tiles_m * tiles_n} tiles, {len(tickets)} tickets"
-        size = tiles_m * tiles_n * config.splits * config.block_m * BLOCK_N
+        assert tiles_m * tiles_n * config.block_n // 64 <= len(tickets), f"{tiles_m * tiles_n} tiles, {len(tickets)} tickets"
+        size = tiles_m * tiles_n * config.splits * config.block_m * config.block_n
         partials = torch.empty(size, dtype=torch.float32, device=x.q.device)
     x_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    words_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+    words_layout = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=2)
     scales_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     words = w.words.view(N, -1)
     _w4a8_wide_kernel[(tiles_m, tiles_n, config.splits)](
         TensorDescriptor.from_tensor(x.q, [config.block_m, 128], x_layout),
-        TensorDescriptor.from_tensor(words, [BLOCK_N, 32], words_layout),
-        TensorDescriptor.from_tensor(w.scales.view(-1), [BLOCK_N], scales_layout),
+        TensorDescriptor.from_tensor(words, [config.block_n, 32], words_layout),
+        TensorDescriptor.from_tensor(w.scales.view(-1), [config.block_n], scales_layout),
         x.scales,
         out,
         partials,
@@ -63,8 +63,10 @@ def w4a8_wide_kernel(
         N,
         w.num_chunks,
         BLOCK_M=config.block_m,
+        PARTS=config.block_n // 128,
         SPLITS=config.splits,
         STAGES=config.stages,
+        AHEAD=config.ahead,
         OVERLAP=overlap,
         num_warps=WARPS,
         **overlap_options(overlap),
@@ -94,10 +96,13 @@ def _w4a8_wide_kernel(
     N,
     chunks,
     BLOCK_M: gl.constexpr,
+    PARTS: gl.constexpr,
     SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
+    AHEAD: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
+    OUTPUTS: gl.constexpr = 128 * PARTS
     share = gl.cdiv(chunks, SPLITS)
     first = gl.program_id(2) * share
     last = gl.minimum(first + share, chunks)
@@ -114,11 +119,11 @@ def _w4a8_wide_kernel(
     slots = (x_slots, words_slots, scales_slots, full, empty)
     parts = (partials_ptr, tickets_ptr)
     to = (x_scale_ptr, out_ptr, M, N)
-    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP)
+    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS)
     gl.warp_specialize(
         [
-            (_multiply, (0, slots, parts, to, first, last, sizes)),
-            (_multiply, (1, slots, parts, to, first, last, sizes)),
+            (_multiply_ahead if AHEAD else _multiply, (0, slots, parts, to, first, last, sizes)),
+            (_multiply_ahead if AHEAD else _multiply, (1, slots, parts, to, first, last, sizes)),
             (_copy, (x_desc, words_desc, scales_desc, slots, first, last, N, sizes)),
         ],
         [4, 1],
@@ -133,6 +138,7 @@ def _copy(x_desc, words_desc, scales_desc, slots, first, last, N, sizes: gl.cons
     BLOCK_M: gl.constexpr = sizes[0]
     STAGES: gl.constexpr = sizes[2]
     OVERLAP: gl.constexpr = sizes[3]
+    OUTPUTS: gl.constexpr = 128 * sizes[4]
     BYTES: gl.constexpr = BLOCK_M * 256 + OUTPUTS * 132
     first_token = gl.program_id(0) * BLOCK_M
     first_output = gl.program_id(1) * OUTPUTS
@@ -174,29 +180,15 @@ def _copy(x_desc, words_desc, scales_desc, slots, first, last, N, sizes: gl.cons
 
 
 @gluon.jit
-def _look_up(words, row: gl.constexpr, HALF: gl.constexpr):
-    """words [n, 32] in shared memory -> weights of 64 rows and 128 inputs, int32 [64, 32]: of four neighbouring
-    columns, each has four fp8 of another plane."""
-    return gl.inline_asm_elementwise(
-        SECOND_HALF if HALF else FIRST_HALF,
-        "=r,=r,=r,=r,r,r,r,r",
-        [words.slice(row, 64, 0).load(WORDS)],
-        gl.int32,
-        is_pure=True,
-        pack=4,
-    )
-
-
-@gluon.jit
-def _start(packed, x, place):
-    """The sums of 128 inputs, in the registers of `place`, not waited for. Weights are split up here, as a loop would
-    carry fp8 in a register each."""
+def _start(words, HALF: gl.constexpr, x, place):
+    """words [64, 32] of 64 outputs and 256 inputs -> the sums of half of the inputs, in the registers of `place`, not
+    waited for. Of four neighbouring words each has four fp8 of two planes."""
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, place.type.layout, 4)
     d = gl.float8e4nv
     a, b, c, e = gl.inline_asm_elementwise(
-        "mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;",
+        SECOND_HALF if HALF else FIRST_HALF,
         "=r,=r,=r,=r,r,r,r,r",
-        [packed],
+        [words],
         (d, d, d, d),
         is_pure=True,
         pack=4,
@@ -218,33 +210,100 @@ def _fp16_at(words, SHIFT: gl.constexpr):
 
 
 @gluon.jit
+def _add_scaled(acc, sums, scales):
+    """acc + sums * scales, here and not later: the next products take the registers of `sums`."""
+    return gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [sums, scales[:, None], acc], gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _multiply(NUMBER: gl.constexpr, slots, parts, to, first, last, sizes: gl.constexpr):
-    """64 outputs of the tile, those from 64 * NUMBER."""
+    """Half of the outputs of the tile, in parts of 64. While products of one part and 128 inputs are computed, the next
+    weights are looked up."""
     x_slots, words_slots, scales_slots, full, empty = slots
     BLOCK_M: gl.constexpr = sizes[0]
     STAGES: gl.constexpr = sizes[2]
+    PARTS: gl.constexpr = sizes[4]
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
-    ROW: gl.constexpr = NUMBER * 64
+    ROW: gl.constexpr = NUMBER * 64 * PARTS
     count = last - first
-    acc = gl.zeros([64, BLOCK_M], gl.float32, MMA)
+    accs = ()
+    for _part in gl.static_range(PARTS):
+        accs = accs + (gl.zeros([64, BLOCK_M], gl.float32, MMA),)
+    sums = gl.zeros([64, BLOCK_M], gl.float32, MMA)
     mbarrier.wait(full.index(0), 0, pred=count > 0)
-    weights = _look_up(words_slots.index(0), ROW, 0)
-    later_weights = _look_up(words_slots.index(0), ROW, 1)
+    words = words_slots.index(0).slice(ROW, 64, 0).load(WORDS)
     for number in range(count):
         slot = number % STAGES
-        sums = _start(weights, x_slots.index(2 * slot), acc)
-        later_sums = _start(later_weights, x_slots.index(2 * slot + 1), acc)
-        scales = scales_slots.index(slot).slice(ROW, 64, 0).load(gl.SliceLayout(1, MMA))
-        sums = warpgroup_mma_wait(4, deps=[sums])  # of the products started: those of `later_sums` go on
-        acc += sums * _fp16_at(scales, 0)[:, None]
-        later_sums = warpgroup_mma_wait(0, deps=[later_sums])
-        mbarrier.arrive(empty.index(slot))
-        acc += later_sums * _fp16_at(scales, 16)[:, None]
         ahead = gl.minimum(number + 1, count - 1)  # the last one again, after the last
-        mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
-        weights = _look_up(words_slots.index(ahead % STAGES), ROW, 0)
-        later_weights = _look_up(words_slots.index(ahead % STAGES), ROW, 1)
-    _finish(acc, NUMBER, parts, to, sizes)
+        for part in gl.static_range(PARTS):
+            scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, MMA))
+            for half in gl.static_range(2):
+                products = _start(words, half, x_slots.index(2 * slot + half), sums)
+                if half == 1:
+                    if part + 1 < PARTS:
+                        words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
+                    else:
+                        mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
+                        words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
+                sums = warpgroup_mma_wait(0, deps=[products])
+                if (half == 1) & (part + 1 == PARTS):
+                    mbarrier.arrive(empty.index(slot))
+                accs = _replaced(accs, part, _add_scaled(accs[part], sums, _fp16_at(scales, 16 * half)))
+    for part in gl.static_range(PARTS):
+        _finish(accs[part], NUMBER * PARTS + part, parts, to, sizes)
+
+
+@gluon.jit
+def _multiply_ahead(NUMBER: gl.constexpr, slots, parts, to, first, last, sizes: gl.constexpr):
+    """As `_multiply`, with two sums of products in flight: weights are looked up, and sums are scaled, while the tensor
+    cores multiply for the other."""
+    x_slots, words_slots, scales_slots, full, empty = slots
+    BLOCK_M: gl.constexpr = sizes[0]
+    STAGES: gl.constexpr = sizes[2]
+    PARTS: gl.constexpr = sizes[4]
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
+    ROW: gl.constexpr = NUMBER * 64 * PARTS
+    count = last - first
+    accs = ()
+    for _part in gl.static_range(PARTS):
+        accs = accs + (gl.zeros([64, BLOCK_M], gl.float32, MMA),)
+    sums = gl.zeros([64, BLOCK_M], gl.float32, MMA)
+    spare = gl.zeros([64, BLOCK_M], gl.float32, MMA)
+    mbarrier.wait(full.index(0), 0, pred=count > 0)
+    words = words_slots.index(0).slice(ROW, 64, 0).load(WORDS)
+    for number in range(count):
+        slot = number % STAGES
+        ahead = gl.minimum(number + 1, count - 1)  # the last one again, after the last
+        current = _start(words, 0, x_slots.index(2 * slot), sums)
+        for part in gl.static_range(PARTS):
+            scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, MMA))
+            later = _start(words, 1, x_slots.index(2 * slot + 1), spare)
+            if part + 1 < PARTS:
+                words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
+            else:
+                mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
+                words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
+            sums = warpgroup_mma_wait(4, deps=[current])  # of the products started: the later ones go on
+            accs = _replaced(accs, part, _add_scaled(accs[part], sums, _fp16_at(scales, 0)))
+            if part + 1 < PARTS:
+                current = _start(words, 0, x_slots.index(2 * slot), sums)
+                spare = warpgroup_mma_wait(4, deps=[later])
+            else:
+                spare = warpgroup_mma_wait(0, deps=[later])
+                mbarrier.arrive(empty.index(slot))
+            accs = _replaced(accs, part, _add_scaled(accs[part], spare, _fp16_at(scales, 16)))
+    for part in gl.static_range(PARTS):
+        _finish(accs[part], NUMBER * PARTS + part, parts, to, sizes)
+
+
+@gluon.jit
+def _replaced(values, NUMBER: gl.constexpr, value):
+    result = ()
+    for number in gl.static_range(len(values)):
+        result = result + ((value,) if number == NUMBER else (values[number],))
+    return result
 
 
 @gluon.jit
@@ -258,7 +317,7 @@ def _finish(acc, NUMBER: gl.constexpr, parts, to, sizes: gl.constexpr):
         gdc_wait()  # returns at once, but where there was nothing to multiply
     if SPLITS > 1:
         MMA: gl.constexpr = acc.type.layout
-        tile = (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)) * 2 + NUMBER
+        tile = (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)) * (2 * sizes[4]) + NUMBER
         outputs, tokens = gl.arange(0, 64, gl.SliceLayout(1, MMA)), gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
         # Blocks of 8 x 8, so that a warp writes and reads neighbouring numbers.
         inside = (outputs // 8 * (BLOCK_M * 8) + outputs % 8 * 8)[:, None] + (tokens // 8 * 64 + tokens % 8)[None, :]
@@ -283,9 +342,9 @@ def _store(acc, NUMBER: gl.constexpr, to, sizes: gl.constexpr):
     LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     MMA: gl.constexpr = acc.type.layout
     first_token = gl.program_id(0) * sizes[0]
-    first_output = gl.program_id(1) * OUTPUTS + NUMBER * 64
+    first_output = gl.program_id(1) * (128 * sizes[4]) + NUMBER * 64
     columns = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, MMA))
-    acc *= gl.load(x_scale_ptr + columns, mask=columns < M, other=0.0)[None, :]
+    acc *= (gl.load(x_scale_ptr + columns, mask=columns < M, other=0.0) * INTEGERS)[None, :]
     outputs = first_output + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     tokens = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, LAYOUT))
     offsets = tokens.to(gl.int64)[None, :] * N + outputs[:, None]

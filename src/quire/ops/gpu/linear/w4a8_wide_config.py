@@ -18,11 +18,13 @@ BLOCK_N = 128  # outputs a program
 
 class W4A8WideConfig(NamedTuple):
     block_m: int  # tokens a program
+    block_n: int  # outputs a program: 128 or 256
     splits: int  # of K
     stages: int  # chunks in flight
+    ahead: bool = False
 
 
-TILES = {W4A8WideConfig(128, 1, 4): TileTime(128, BLOCK_N, 1, 5.2, 0.98, (0, 4.5, 7.5, 12))}
+TILES = {W4A8WideConfig(128, 128, 1, 4): TileTime(128, BLOCK_N, 1, 5.2, 0.98, (0, 4.5, 7.5, 12))}
 
 
 def can_be_wide(weight: GroupedWeight) -> bool:
