@@ -6,6 +6,8 @@ of the tile, `stages` chunks ahead. Two times four warps multiply: each has 64 o
 in registers, and adds up the sums of 128 inputs times their scales. While the tensor cores multiply for one of the two,
 the other one scales and looks up: no barrier is for both. A chunk's place is free when both have told so."""
 
+from functools import cache
+
 import torch
 import triton
 from torch import Tensor
@@ -16,6 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.linear import PROGRAMS
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.linear.w4a8_instructions import UNIT, look_up_instructions
@@ -38,6 +41,7 @@ def w4a8_wide_kernel(
     """x [M, K] fp8 -> [M, N]"""
     (M, K), N = x.q.shape, w.num_outputs
     assert x.q.dtype == torch.float8_e4m3fn and x.q.is_contiguous() and w.num_inputs == K and x.scales.shape == (M, 1)
+    assert w.num_chunks % config.splits == 0, f"{w.num_chunks} chunks, {config.splits} splits"
     assert can_be_wide(w) and dtype.itemsize == 2  # fp32 would take too much shared memory
     out = torch.empty(M, N, dtype=dtype, device=x.q.device)
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
@@ -51,7 +55,8 @@ def w4a8_wide_kernel(
     words_layout = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=2)
     scales_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     words = w.words.view(N, -1)
-    _w4a8_wide_kernel[(tiles_m, tiles_n, config.splits)](
+    programs = tiles_m * tiles_n * config.splits
+    _w4a8_wide_kernel[(min(programs, _multiprocessors(x.q.device)),)](
         TensorDescriptor.from_tensor(x.q, [config.block_m, 128], x_layout),
         TensorDescriptor.from_tensor(words, [config.block_n, 32], words_layout),
         TensorDescriptor.from_tensor(w.scales.view(-1), [config.block_n], scales_layout),
@@ -62,6 +67,8 @@ def w4a8_wide_kernel(
         M,
         N,
         w.num_chunks,
+        tiles_m,
+        programs,
         BLOCK_M=config.block_m,
         PARTS=config.block_n // 128,
         SPLITS=config.splits,
@@ -74,6 +81,11 @@ def w4a8_wide_kernel(
     return out
 
 
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else PROGRAMS
+
+
 FIRST_HALF = gl.constexpr(look_up_instructions(range(2)))
 SECOND_HALF = gl.constexpr(look_up_instructions(range(2, 4)))
 WORDS = gl.constexpr(
@@ -83,7 +95,7 @@ WORDS = gl.constexpr(
 )  # how the threads of four warps hold words: as an operand of the tensor cores holds quads of fp8
 
 
-@gluon.jit(do_not_specialize=["M", "chunks"])
+@gluon.jit(do_not_specialize=["M", "chunks", "tiles_m", "tiles"])
 def _w4a8_wide_kernel(
     x_desc,
     words_desc,
@@ -95,6 +107,8 @@ def _w4a8_wide_kernel(
     M,
     N,
     chunks,
+    tiles_m,
+    tiles,
     BLOCK_M: gl.constexpr,
     PARTS: gl.constexpr,
     SPLITS: gl.constexpr,
@@ -103,9 +117,10 @@ def _w4a8_wide_kernel(
     OVERLAP: gl.constexpr,
 ):
     OUTPUTS: gl.constexpr = 128 * PARTS
-    share = gl.cdiv(chunks, SPLITS)
-    first = gl.program_id(2) * share
-    last = gl.minimum(first + share, chunks)
+    # Tiles are numbered by tokens, then by outputs, then by splits; a program takes every so many of them.
+    per_split = tiles // SPLITS
+    share = chunks // SPLITS
+    work = (tiles_m, per_split, share, gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0)))
 
     x_slots = gl.allocate_shared_memory(gl.float8e4nv, [2 * STAGES, BLOCK_M, 128], x_desc.layout)
     words_slots = gl.allocate_shared_memory(gl.int32, [STAGES, OUTPUTS, 32], words_desc.layout)
@@ -119,12 +134,12 @@ def _w4a8_wide_kernel(
     slots = (x_slots, words_slots, scales_slots, full, empty)
     parts = (partials_ptr, tickets_ptr)
     to = (x_scale_ptr, out_ptr, M, N)
-    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS)
+    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS, AHEAD)
     gl.warp_specialize(
         [
-            (_multiply_ahead if AHEAD else _multiply, (0, slots, parts, to, first, last, sizes)),
-            (_multiply_ahead if AHEAD else _multiply, (1, slots, parts, to, first, last, sizes)),
-            (_copy, (x_desc, words_desc, scales_desc, slots, first, last, N, sizes)),
+            (_multiply, (0, slots, parts, to, work, sizes)),
+            (_multiply, (1, slots, parts, to, work, sizes)),
+            (_copy, (x_desc, words_desc, scales_desc, slots, work, N, sizes)),
         ],
         [4, 1],
         [MULTIPLY_REGISTERS, COPY_REGISTERS],
@@ -132,7 +147,18 @@ def _w4a8_wide_kernel(
 
 
 @gluon.jit
-def _copy(x_desc, words_desc, scales_desc, slots, first, last, N, sizes: gl.constexpr):
+def _tile_of(turn, work, sizes: gl.constexpr):
+    """-> the first token, the first output, the split and the number of the tile among those of the split"""
+    tiles_m, per_split, _, _ = work
+    tile = gl.program_id(0) + turn * gl.num_programs(0)
+    split = tile // per_split
+    number = tile - split * per_split
+    tile_n = number // tiles_m
+    return (number - tile_n * tiles_m) * sizes[0], tile_n * (128 * sizes[4]), split, number
+
+
+@gluon.jit
+def _copy(x_desc, words_desc, scales_desc, slots, work, N, sizes: gl.constexpr):
     """What is multiplied, into places that are free: weights before the kernel waits for activations."""
     x_slots, words_slots, scales_slots, full, empty = slots
     BLOCK_M: gl.constexpr = sizes[0]
@@ -140,14 +166,15 @@ def _copy(x_desc, words_desc, scales_desc, slots, first, last, N, sizes: gl.cons
     OVERLAP: gl.constexpr = sizes[3]
     OUTPUTS: gl.constexpr = 128 * sizes[4]
     BYTES: gl.constexpr = BLOCK_M * 256 + OUTPUTS * 132
-    first_token = gl.program_id(0) * BLOCK_M
-    first_output = gl.program_id(1) * OUTPUTS
-    count = last - first
+    share, turns = work[2], work[3]
+    count = share * turns
     for number in gl.static_range(STAGES):
+        turn = number // share
+        _, first_output, split, _ = _tile_of(turn, work, sizes)
         pred = number < count
-        chunk = first + number
-        mbarrier.expect(full.index(number), BYTES, pred=pred)
+        chunk = split * share + number - turn * share
         place = full.index(number)
+        mbarrier.expect(place, BYTES, pred=pred)
         tma.async_copy_global_to_shared(
             words_desc, [first_output, chunk * 32], place, words_slots.index(number), pred=pred
         )
@@ -158,8 +185,10 @@ def _copy(x_desc, words_desc, scales_desc, slots, first, last, N, sizes: gl.cons
         gdc_launch_dependents()
         gdc_wait()
     for number in gl.static_range(STAGES):
+        turn = number // share
+        first_token, _, split, _ = _tile_of(turn, work, sizes)
         pred = number < count
-        chunk = first + number
+        chunk = split * share + number - turn * share
         place = full.index(number)
         for half in gl.static_range(2):
             tma.async_copy_global_to_shared(
@@ -167,7 +196,9 @@ def _copy(x_desc, words_desc, scales_desc, slots, first, last, N, sizes: gl.cons
             )
     for number in range(STAGES, count):
         slot = number % STAGES
-        chunk = first + number
+        turn = number // share
+        first_token, first_output, split, _ = _tile_of(turn, work, sizes)
+        chunk = split * share + number - turn * share
         mbarrier.wait(empty.index(slot), (number // STAGES - 1) & 1)
         place = full.index(slot)
         mbarrier.expect(place, BYTES)
@@ -218,84 +249,92 @@ def _add_scaled(acc, sums, scales):
 
 
 @gluon.jit
-def _multiply(NUMBER: gl.constexpr, slots, parts, to, first, last, sizes: gl.constexpr):
-    """Half of the outputs of the tile, in parts of 64. While products of one part and 128 inputs are computed, the next
-    weights are looked up."""
-    x_slots, words_slots, scales_slots, full, empty = slots
+def _multiply(NUMBER: gl.constexpr, slots, parts, to, work, sizes: gl.constexpr):
+    """Half of the outputs of each tile, in parts of 64."""
+    full, words_slots = slots[3], slots[1]
     BLOCK_M: gl.constexpr = sizes[0]
-    STAGES: gl.constexpr = sizes[2]
+    OVERLAP: gl.constexpr = sizes[3]
     PARTS: gl.constexpr = sizes[4]
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
+    AHEAD: gl.constexpr = sizes[5]
     ROW: gl.constexpr = NUMBER * 64 * PARTS
-    count = last - first
-    accs = ()
-    for _part in gl.static_range(PARTS):
-        accs = accs + (gl.zeros([64, BLOCK_M], gl.float32, MMA),)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
+    share, turns = work[2], work[3]
     sums = gl.zeros([64, BLOCK_M], gl.float32, MMA)
-    mbarrier.wait(full.index(0), 0, pred=count > 0)
+    mbarrier.wait(full.index(0), 0)
     words = words_slots.index(0).slice(ROW, 64, 0).load(WORDS)
-    for number in range(count):
-        slot = number % STAGES
-        ahead = gl.minimum(number + 1, count - 1)  # the last one again, after the last
+    for turn in range(turns):
+        accs = ()
+        for _part in gl.static_range(PARTS):
+            accs = accs + (gl.zeros([64, BLOCK_M], gl.float32, MMA),)
+        for number in range(turn * share, turn * share + share):
+            ahead = gl.minimum(number + 1, turns * share - 1)  # the last one again, after the last
+            if AHEAD:
+                accs, words, sums = _two_at_a_time(accs, words, sums, number, ahead, slots, ROW, sizes)
+            else:
+                accs, words, sums = _one_at_a_time(accs, words, sums, number, ahead, slots, ROW, sizes)
+        if OVERLAP:
+            gdc_wait()  # returns at once: activations have come
+        first_token, first_output, split, tile = _tile_of(turn, work, sizes)
         for part in gl.static_range(PARTS):
-            scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, MMA))
-            for half in gl.static_range(2):
-                products = _start(words, half, x_slots.index(2 * slot + half), sums)
-                if half == 1:
-                    if part + 1 < PARTS:
-                        words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
-                    else:
-                        mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
-                        words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
-                sums = warpgroup_mma_wait(0, deps=[products])
-                if (half == 1) & (part + 1 == PARTS):
-                    mbarrier.arrive(empty.index(slot))
-                accs = _replaced(accs, part, _add_scaled(accs[part], sums, _fp16_at(scales, 16 * half)))
-    for part in gl.static_range(PARTS):
-        _finish(accs[part], NUMBER * PARTS + part, parts, to, sizes)
+            place = (first_token, first_output + ROW + part * 64, split, tile * (2 * PARTS) + NUMBER * PARTS + part)
+            _finish(accs[part], place, parts, to, sizes)
 
 
 @gluon.jit
-def _multiply_ahead(NUMBER: gl.constexpr, slots, parts, to, first, last, sizes: gl.constexpr):
-    """As `_multiply`, with two sums of products in flight: weights are looked up, and sums are scaled, while the tensor
-    cores multiply for the other."""
+def _one_at_a_time(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, sizes: gl.constexpr):
+    """A chunk, the products of 64 outputs and 128 inputs one after the other: while these are computed, the other half
+    of the warps scales its own and looks up its weights."""
     x_slots, words_slots, scales_slots, full, empty = slots
-    BLOCK_M: gl.constexpr = sizes[0]
     STAGES: gl.constexpr = sizes[2]
     PARTS: gl.constexpr = sizes[4]
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
-    ROW: gl.constexpr = NUMBER * 64 * PARTS
-    count = last - first
-    accs = ()
-    for _part in gl.static_range(PARTS):
-        accs = accs + (gl.zeros([64, BLOCK_M], gl.float32, MMA),)
-    sums = gl.zeros([64, BLOCK_M], gl.float32, MMA)
-    spare = gl.zeros([64, BLOCK_M], gl.float32, MMA)
-    mbarrier.wait(full.index(0), 0, pred=count > 0)
-    words = words_slots.index(0).slice(ROW, 64, 0).load(WORDS)
-    for number in range(count):
-        slot = number % STAGES
-        ahead = gl.minimum(number + 1, count - 1)  # the last one again, after the last
-        current = _start(words, 0, x_slots.index(2 * slot), sums)
-        for part in gl.static_range(PARTS):
-            scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, MMA))
-            later = _start(words, 1, x_slots.index(2 * slot + 1), spare)
-            if part + 1 < PARTS:
-                words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
-            else:
-                mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
-                words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
-            sums = warpgroup_mma_wait(4, deps=[current])  # of the products started: the later ones go on
-            accs = _replaced(accs, part, _add_scaled(accs[part], sums, _fp16_at(scales, 0)))
-            if part + 1 < PARTS:
-                current = _start(words, 0, x_slots.index(2 * slot), sums)
-                spare = warpgroup_mma_wait(4, deps=[later])
-            else:
-                spare = warpgroup_mma_wait(0, deps=[later])
-                mbarrier.arrive(empty.index(slot))
-            accs = _replaced(accs, part, _add_scaled(accs[part], spare, _fp16_at(scales, 16)))
+    MMA: gl.constexpr = sums.type.layout
+    slot = number % STAGES
     for part in gl.static_range(PARTS):
-        _finish(accs[part], NUMBER * PARTS + part, parts, to, sizes)
+        scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, MMA))
+        for half in gl.static_range(2):
+            products = _start(words, half, x_slots.index(2 * slot + half), sums)
+            if half == 1:
+                if part + 1 < PARTS:
+                    words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
+                else:
+                    mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
+                    words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
+            sums = warpgroup_mma_wait(0, deps=[products])
+            if (half == 1) & (part + 1 == PARTS):
+                mbarrier.arrive(empty.index(slot))
+            accs = _replaced(accs, part, _add_scaled(accs[part], sums, _fp16_at(scales, 16 * half)))
+    return accs, words, sums
+
+
+@gluon.jit
+def _two_at_a_time(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, sizes: gl.constexpr):
+    """A chunk, with two sums of products in flight: weights are looked up, and sums are scaled, while the tensor cores
+    multiply for the other."""
+    x_slots, words_slots, scales_slots, full, empty = slots
+    STAGES: gl.constexpr = sizes[2]
+    PARTS: gl.constexpr = sizes[4]
+    MMA: gl.constexpr = sums.type.layout
+    slot = number % STAGES
+    spare = gl.zeros([64, sizes[0]], gl.float32, MMA)
+    current = _start(words, 0, x_slots.index(2 * slot), sums)
+    for part in gl.static_range(PARTS):
+        scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, MMA))
+        later = _start(words, 1, x_slots.index(2 * slot + 1), spare)
+        if part + 1 < PARTS:
+            words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
+        else:
+            mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
+            words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
+        sums = warpgroup_mma_wait(4, deps=[current])  # of the products started: the later ones go on
+        accs = _replaced(accs, part, _add_scaled(accs[part], sums, _fp16_at(scales, 0)))
+        if part + 1 < PARTS:
+            current = _start(words, 0, x_slots.index(2 * slot), sums)
+            spare = warpgroup_mma_wait(4, deps=[later])
+        else:
+            spare = warpgroup_mma_wait(0, deps=[later])
+            mbarrier.arrive(empty.index(slot))
+        accs = _replaced(accs, part, _add_scaled(accs[part], spare, _fp16_at(scales, 16)))
+    return accs, words, sums
 
 
 @gluon.jit
@@ -307,42 +346,37 @@ def _replaced(values, NUMBER: gl.constexpr, value):
 
 
 @gluon.jit
-def _finish(acc, NUMBER: gl.constexpr, parts, to, sizes: gl.constexpr):
-    """acc: the sums of 64 outputs, those from 64 * NUMBER of the tile."""
+def _finish(acc, place, parts, to, sizes: gl.constexpr):
+    """acc: the sums of 64 outputs."""
     partials_ptr, tickets_ptr = parts
+    first_token, first_output, split, tile = place
     BLOCK_M: gl.constexpr = sizes[0]
     SPLITS: gl.constexpr = sizes[1]
-    OVERLAP: gl.constexpr = sizes[3]
-    if OVERLAP:
-        gdc_wait()  # returns at once, but where there was nothing to multiply
     if SPLITS > 1:
         MMA: gl.constexpr = acc.type.layout
-        tile = (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)) * (2 * sizes[4]) + NUMBER
         outputs, tokens = gl.arange(0, 64, gl.SliceLayout(1, MMA)), gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
         # Blocks of 8 x 8, so that a warp writes and reads neighbouring numbers.
         inside = (outputs // 8 * (BLOCK_M * 8) + outputs % 8 * 8)[:, None] + (tokens // 8 * 64 + tokens % 8)[None, :]
         base = partials_ptr + tile.to(gl.int64) * (SPLITS * 64 * BLOCK_M)
-        gl.store(base + gl.program_id(2) * (64 * BLOCK_M) + inside, acc)
+        gl.store(base + split * (64 * BLOCK_M) + inside, acc)
         gl.thread_barrier()  # one thread takes the ticket: the sums of all threads come first
         ticket = gl.atomic_add(tickets_ptr + tile, 1, sem="acq_rel", scope="gpu")
         if ticket == SPLITS - 1:
             total = gl.load(base + inside, cache_modifier=".cg")
-            for split in gl.static_range(1, SPLITS):
-                total += gl.load(base + split * (64 * BLOCK_M) + inside, cache_modifier=".cg")
+            for number in gl.static_range(1, SPLITS):
+                total += gl.load(base + number * (64 * BLOCK_M) + inside, cache_modifier=".cg")
             gl.store(tickets_ptr + tile, 0)
-            _store(total, NUMBER, to, sizes)
+            _store(total, first_token, first_output, to, sizes)
     else:
-        _store(acc, NUMBER, to, sizes)
+        _store(acc, first_token, first_output, to, sizes)
 
 
 @gluon.jit
-def _store(acc, NUMBER: gl.constexpr, to, sizes: gl.constexpr):
+def _store(acc, first_token, first_output, to, sizes: gl.constexpr):
     """acc [outputs, tokens]. Lanes write neighbouring outputs of a token, which they get through shared memory."""
     x_scale_ptr, out_ptr, M, N = to
     LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     MMA: gl.constexpr = acc.type.layout
-    first_token = gl.program_id(0) * sizes[0]
-    first_output = gl.program_id(1) * (128 * sizes[4]) + NUMBER * 64
     columns = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, MMA))
     acc *= (gl.load(x_scale_ptr + columns, mask=columns < M, other=0.0) * INTEGERS)[None, :]
     outputs = first_output + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
