@@ -23,9 +23,11 @@ from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.linear.w4a8_instructions import UNIT, look_up_instructions
 from quire.ops.gpu.linear.w4a8_wide_config import W4A8WideConfig, can_be_wide
+from quire.ops.gpu.linear.wide_sums import flat, sum_of_share, take_shares
 from quire.ops.gpu.overlap import overlap_options
 
-WARPS = 4  # that multiply together
+WARPS = gl.constexpr(4)  # that multiply together
+_MAX_POLLS = 2000  # for about so many microseconds programs of a tile wait for each other
 MULTIPLY_REGISTERS, COPY_REGISTERS = gl.constexpr(240), gl.constexpr(24)  # of a thread
 INTEGERS = gl.constexpr(UNIT)
 
@@ -48,7 +50,7 @@ def w4a8_wide_kernel(
     partials = None
     if config.splits > 1:
         tickets = new_tickets(x.q.device) if tickets is None else tickets
-        assert tiles_m * tiles_n * config.block_n // 64 <= len(tickets), f"{tiles_m * tiles_n} tiles, {len(tickets)} tickets"
+        assert 2 * tiles_m * tiles_n <= len(tickets), f"2 x {tiles_m * tiles_n} tiles, {len(tickets)} tickets"
         size = tiles_m * tiles_n * config.splits * config.block_m * config.block_n
         partials = torch.empty(size, dtype=torch.float32, device=x.q.device)
     x_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
@@ -56,7 +58,8 @@ def w4a8_wide_kernel(
     scales_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     words = w.words.view(N, -1)
     programs = tiles_m * tiles_n * config.splits
-    _w4a8_wide_kernel[(min(programs, _multiprocessors(x.q.device)),)](
+    multiprocessors = _multiprocessors(x.q.device)
+    _w4a8_wide_kernel[(min(programs, multiprocessors),)](
         TensorDescriptor.from_tensor(x.q, [config.block_m, 128], x_layout),
         TensorDescriptor.from_tensor(words, [config.block_n, 32], words_layout),
         TensorDescriptor.from_tensor(w.scales.view(-1), [config.block_n], scales_layout),
@@ -75,7 +78,8 @@ def w4a8_wide_kernel(
         STAGES=config.stages,
         AHEAD=config.ahead,
         OVERLAP=overlap,
-        num_warps=WARPS,
+        POLLS=_MAX_POLLS if programs <= multiprocessors else 0,
+        num_warps=WARPS.value,
         **overlap_options(overlap),
     )
     return out
@@ -115,6 +119,7 @@ def _w4a8_wide_kernel(
     STAGES: gl.constexpr,
     AHEAD: gl.constexpr,
     OVERLAP: gl.constexpr,
+    POLLS: gl.constexpr,
 ):
     OUTPUTS: gl.constexpr = 128 * PARTS
     # Tiles are numbered by tokens, then by outputs, then by splits; a program takes every so many of them.
@@ -134,7 +139,7 @@ def _w4a8_wide_kernel(
     slots = (x_slots, words_slots, scales_slots, full, empty)
     parts = (partials_ptr, tickets_ptr)
     to = (x_scale_ptr, out_ptr, M, N)
-    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS, AHEAD)
+    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS, AHEAD, POLLS)
     gl.warp_specialize(
         [
             (_multiply, (0, slots, parts, to, work, sizes)),
@@ -275,9 +280,8 @@ def _multiply(NUMBER: gl.constexpr, slots, parts, to, work, sizes: gl.constexpr)
         if OVERLAP:
             gdc_wait()  # returns at once: activations have come
         first_token, first_output, split, tile = _tile_of(turn, work, sizes)
-        for part in gl.static_range(PARTS):
-            place = (first_token, first_output + ROW + part * 64, split, tile * (2 * PARTS) + NUMBER * PARTS + part)
-            _finish(accs[part], place, parts, to, sizes)
+        place = (first_token, first_output + ROW, split, 2 * tile + NUMBER)
+        _finish(accs, place, parts, to, sizes)
 
 
 @gluon.jit
@@ -346,40 +350,41 @@ def _replaced(values, NUMBER: gl.constexpr, value):
 
 
 @gluon.jit
-def _finish(acc, place, parts, to, sizes: gl.constexpr):
-    """acc: the sums of 64 outputs."""
+def _finish(accs, place, parts, to, sizes: gl.constexpr):
+    """accs: the sums of half of a tile's outputs, 64 each."""
     partials_ptr, tickets_ptr = parts
     first_token, first_output, split, tile = place
     BLOCK_M: gl.constexpr = sizes[0]
     SPLITS: gl.constexpr = sizes[1]
+    OUTPUTS: gl.constexpr = 64 * sizes[4]
     if SPLITS > 1:
-        MMA: gl.constexpr = acc.type.layout
-        outputs, tokens = gl.arange(0, 64, gl.SliceLayout(1, MMA)), gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
-        # Blocks of 8 x 8, so that a warp writes and reads neighbouring numbers.
-        inside = (outputs // 8 * (BLOCK_M * 8) + outputs % 8 * 8)[:, None] + (tokens // 8 * 64 + tokens % 8)[None, :]
-        base = partials_ptr + tile.to(gl.int64) * (SPLITS * 64 * BLOCK_M)
-        gl.store(base + split * (64 * BLOCK_M) + inside, acc)
-        gl.thread_barrier()  # one thread takes the ticket: the sums of all threads come first
-        ticket = gl.atomic_add(tickets_ptr + tile, 1, sem="acq_rel", scope="gpu")
-        if ticket == SPLITS - 1:
-            total = gl.load(base + inside, cache_modifier=".cg")
-            for number in gl.static_range(1, SPLITS):
-                total += gl.load(base + number * (64 * BLOCK_M) + inside, cache_modifier=".cg")
-            gl.store(tickets_ptr + tile, 0)
-            _store(total, first_token, first_output, to, sizes)
+        base = partials_ptr + tile.to(gl.int64) * (SPLITS * OUTPUTS * BLOCK_M)
+        for part in gl.static_range(len(accs)):
+            sums = flat(accs[part])
+            quads = gl.arange(0, 16 * BLOCK_M, gl.SliceLayout(1, sums.type.layout))
+            inside = quads[:, None] * 4 + gl.arange(0, 4, gl.SliceLayout(0, sums.type.layout))[None, :]
+            gl.store(base + (split * OUTPUTS + part * 64) * BLOCK_M + inside, sums)
+        gl.thread_barrier()  # one thread changes the ticket: the sums of all threads come first
+        mine, others = take_shares(tickets_ptr + tile, SPLITS, sizes[6])
+        ROWS: gl.constexpr = OUTPUTS // SPLITS
+        for number in range(SPLITS):
+            if (number == mine) | ((others >> number & 1) == 1):
+                total = sum_of_share(base, number, ROWS, OUTPUTS, BLOCK_M, SPLITS, WARPS)
+                _store(total, first_token, first_output + number * ROWS, to, sizes)
     else:
-        _store(acc, first_token, first_output, to, sizes)
+        for part in gl.static_range(len(accs)):
+            _store(accs[part], first_token, first_output + part * 64, to, sizes)
 
 
 @gluon.jit
 def _store(acc, first_token, first_output, to, sizes: gl.constexpr):
     """acc [outputs, tokens]. Lanes write neighbouring outputs of a token, which they get through shared memory."""
     x_scale_ptr, out_ptr, M, N = to
-    LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-    MMA: gl.constexpr = acc.type.layout
-    columns = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, MMA))
+    LANES: gl.constexpr = acc.shape[0] // 8
+    LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [LANES, 32 // LANES], [1, WARPS], [0, 1])
+    columns = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, acc.type.layout))
     acc *= (gl.load(x_scale_ptr + columns, mask=columns < M, other=0.0) * INTEGERS)[None, :]
-    outputs = first_output + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    outputs = first_output + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
     tokens = first_token + gl.arange(0, sizes[0], gl.SliceLayout(0, LAYOUT))
     offsets = tokens.to(gl.int64)[None, :] * N + outputs[:, None]
     inside = (outputs < N)[:, None] & (tokens < M)[None, :]
