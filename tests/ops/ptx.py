@@ -31,14 +31,17 @@ def execute(asm: str, words: tuple[int, ...], num_planes: int, dtype: torch.dtyp
                 result = a >> rest[0]
             case "shl":
                 result = a << rest[0] & 0xFFFFFFFF
+            case "add":
+                result = a + rest[0] & 0xFFFFFFFF
             case "lop3":
-                assert rest[2] == 0xEA
-                result = a & rest[0] | rest[1]
+                result = _of_three(a, rest[0], rest[1], table=rest[2])
             case "prmt":
                 both = a | rest[0] << 32
                 picks = [rest[1] >> 4 * i & 15 for i in range(4)]
                 assert max(picks) < 8  # the top bit would spread a sign
                 result = sum((both >> 8 * pick & 255) << 8 * i for i, pick in enumerate(picks))
+            case "mul" if op == "mul.lo.u32":
+                result = a * rest[0] & 0xFFFFFFFF
             case "fma" | "mul":
                 product = floats(a).double() * floats(rest[0]).double()
                 if len(rest) == 2:
@@ -49,3 +52,8 @@ def execute(asm: str, words: tuple[int, ...], num_planes: int, dtype: torch.dtyp
                 raise AssertionError(line)
         registers[target] = result
     return [floats(registers[f"${plane}"]) for plane in range(num_planes)]
+
+
+def _of_three(a: int, b: int, c: int, table: int) -> int:
+    """Bit `4 * a + 2 * b + c` of the table, for the bits of three words."""
+    return sum((table >> (4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1)) & 1) << i for i in range(32))

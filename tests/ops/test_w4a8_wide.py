@@ -15,8 +15,8 @@ from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.linear.w4a8 import LARGE_TILES, W4A8Weight, pack_w4a8, w4a8_linear
-from quire.ops.gpu.linear.w4a8_instructions import look_up_instructions
-from quire.ops.gpu.linear.w4a8_wide_config import TILES, W4A8WideConfig, can_be_wide, wide_config
+from quire.ops.gpu.linear.w4a8_instructions import UNIT, look_up_instructions
+from quire.ops.gpu.linear.w4a8_wide_config import TILES, W4A8WideConfig, can_be_wide, splits_of, wide_config
 from quire.ops.gpu.linear.wide_config import has_wide_kernel
 from quire.ops.reference import quantized_linear as plain
 
@@ -68,9 +68,9 @@ def test_the_instructions_look_up_values(words: range) -> None:
     quad = [0, 0, 0, 0]
     for plane, of_plane in enumerate(values):
         for i, value in enumerate(of_plane):
-            quad[plane // 2] |= value << 4 * (plane % 2 * 4 + i)
+            quad[plane // 2] |= value << 8 * i + 4 * (plane % 2)
     planes = execute(look_up_instructions(words), tuple(quad), 2 * len(words), BF16)
-    as_fp8 = [plane.view(torch.uint8).view(FP8).float() for plane in planes]
+    as_fp8 = [plane.view(torch.uint8).view(FP8).float() * UNIT for plane in planes]
     assert torch.equal(torch.stack(as_fp8).long(), torch.tensor(values[2 * words[0] : 2 * words[-1] + 2]) - 8)
 
 
@@ -81,23 +81,24 @@ def test_which_weights_can_be_wide() -> None:
     assert not can_be_wide(weights(128, 512, group=32)[0].shuffled)
 
 
-def test_every_split_has_as_many_chunks_as_are_in_flight() -> None:
-    for M in (65, 128, 200, 512, 4096):
+def test_splits_have_as_many_chunks_as_each_other() -> None:
+    for M in (33, 65, 128, 200, 512, 4096):
         for N in (128, 384, 1024, 4096, 28672):
             for K in range(256, 16384, 256):
                 if (config := wide_config(M, N, K, LARGE_TILES)) is not None:
-                    assert K // 256 % config.splits == 0 and K // 256 // config.splits >= config.stages
+                    assert N % config.block_n == 0 and K // 256 % config.splits == 0
+                    assert config.block_n // config.groups // config.splits >= 16
 
 
 @pytest.mark.skipif(not HOPPER and not TRANSLATED, reason="a Hopper GPU's instructions")
-@pytest.mark.parametrize("N,K", [(128, 4096), (384, 8192)])
-def test_wide_products_beside_plain_ones(N: int, K: int) -> None:
-    """Rows that fill no tile, several splits, and tickets left at zero."""
+@pytest.mark.parametrize("N,K,M", [(256, 4096, 300), (768, 2048, 300), (4096, 512, 1100)])
+def test_wide_products_beside_plain_ones(N: int, K: int, M: int) -> None:
+    """Rows that fill no tile, several splits, programs that take several tiles, and tickets left at zero."""
     from quire.ops.gpu.linear.w4a8_wide import w4a8_wide_kernel
 
     (weight, q, scales), tickets = weights(N, K), new_tickets(DEVICE)
-    configs = [config._replace(splits=splits) for config in TILES for splits in (1, 2, 4)]
-    all_rows = rows(300, K)
+    configs = [tile._replace(splits=splits) for tile in TILES for splits in splits_of(tile, N, K)]
+    all_rows = rows(M, K)
 
     def run(config: W4A8WideConfig, x: QuantizedRows) -> Tensor:
         return w4a8_wide_kernel(x, weight.shuffled, BF16, config, tickets)
@@ -105,14 +106,14 @@ def test_wide_products_beside_plain_ones(N: int, K: int) -> None:
     if HOPPER:  # several at a time
         compile_ahead(partial(run, config, all_rows) for config in configs)
     for config in configs:
-        for M in (config.block_m - 3, config.block_m + 5):
-            x = QuantizedRows(all_rows.q[:M], all_rows.scales[:M])
+        for some in {config.block_m - 3, config.block_m + 5, M}:
+            x = QuantizedRows(all_rows.q[:some], all_rows.scales[:some])
             assert_plain(run(config, x), x, q, scales)
             assert not tickets.any()
 
 
 @pytest.mark.skipif(not HOPPER, reason="a Hopper GPU's instructions")
-@pytest.mark.parametrize("M", [128, 200])
+@pytest.mark.parametrize("M", [64, 128, 200])
 def test_many_rows_take_wide_tiles(M: int) -> None:
     """Also in a CUDA graph, and with inputs that are the kernel's before."""
     (weight, q, scales), tickets = weights(16384, 2048), new_tickets(DEVICE)

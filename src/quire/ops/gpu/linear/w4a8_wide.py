@@ -50,11 +50,11 @@ def w4a8_wide_kernel(
     partials = None
     if config.splits > 1:
         tickets = new_tickets(x.q.device) if tickets is None else tickets
-        assert 2 * tiles_m * tiles_n <= len(tickets), f"2 x {tiles_m * tiles_n} tiles, {len(tickets)} tickets"
+        assert config.groups * tiles_m * tiles_n <= len(tickets), f"{tiles_m * tiles_n} tiles, {len(tickets)} tickets"
         size = tiles_m * tiles_n * config.splits * config.block_m * config.block_n
         partials = torch.empty(size, dtype=torch.float32, device=x.q.device)
     x_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    words_layout = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=2)
+    words_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
     scales_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     words = w.words.view(N, -1)
     programs = tiles_m * tiles_n * config.splits
@@ -73,7 +73,8 @@ def w4a8_wide_kernel(
         tiles_m,
         programs,
         BLOCK_M=config.block_m,
-        PARTS=config.block_n // 128,
+        GROUPS=config.groups,
+        PARTS=config.block_n // (64 * config.groups),
         SPLITS=config.splits,
         STAGES=config.stages,
         AHEAD=config.ahead,
@@ -90,13 +91,16 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else PROGRAMS
 
 
-FIRST_HALF = gl.constexpr(look_up_instructions(range(2)))
-SECOND_HALF = gl.constexpr(look_up_instructions(range(2, 4)))
+PURE = gl.constexpr(False)
+QUARTERS = gl.constexpr(tuple(look_up_instructions(range(word, word + 1)) for word in range(4)))
+# How the threads of four warps hold words: as an operand of the tensor cores holds quads of fp8, but for the order of
+# eight neighbouring outputs, 0 4 1 5 2 6 3 7. So eight lanes that read shared memory at once find all banks.
 WORDS = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [8, 0], [0, 16]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 32]
+        [[0, 1], [0, 2], [8, 0], [0, 16]], [[0, 4], [0, 8], [4, 0], [1, 0], [2, 0]], [[16, 0], [32, 0]], [], [64, 32]
     )
-)  # how the threads of four warps hold words: as an operand of the tensor cores holds quads of fp8
+)
+SCALES = gl.constexpr(gl.DistributedLinearLayout([[8]], [[0], [0], [4], [1], [2]], [[16], [32]], [], [64]))
 
 
 @gluon.jit(do_not_specialize=["M", "chunks", "tiles_m", "tiles"])
@@ -114,6 +118,7 @@ def _w4a8_wide_kernel(
     tiles_m,
     tiles,
     BLOCK_M: gl.constexpr,
+    GROUPS: gl.constexpr,
     PARTS: gl.constexpr,
     SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -121,7 +126,7 @@ def _w4a8_wide_kernel(
     OVERLAP: gl.constexpr,
     POLLS: gl.constexpr,
 ):
-    OUTPUTS: gl.constexpr = 128 * PARTS
+    OUTPUTS: gl.constexpr = 64 * PARTS * GROUPS
     # Tiles are numbered by tokens, then by outputs, then by splits; a program takes every so many of them.
     per_split = tiles // SPLITS
     share = chunks // SPLITS
@@ -134,21 +139,34 @@ def _w4a8_wide_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for number in gl.static_range(STAGES):
         mbarrier.init(full.index(number), count=1)
-        mbarrier.init(empty.index(number), count=2)
+        mbarrier.init(empty.index(number), count=GROUPS)
 
     slots = (x_slots, words_slots, scales_slots, full, empty)
     parts = (partials_ptr, tickets_ptr)
     to = (x_scale_ptr, out_ptr, M, N)
-    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS, AHEAD, POLLS)
-    gl.warp_specialize(
-        [
-            (_multiply, (0, slots, parts, to, work, sizes)),
-            (_multiply, (1, slots, parts, to, work, sizes)),
-            (_copy, (x_desc, words_desc, scales_desc, slots, work, N, sizes)),
-        ],
-        [4, 1],
-        [MULTIPLY_REGISTERS, COPY_REGISTERS],
-    )
+    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS, AHEAD, POLLS, GROUPS)
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (0, slots, parts, to, work, sizes)),
+                (_multiply, (1, slots, parts, to, work, sizes)),
+                (_copy, (x_desc, words_desc, scales_desc, slots, work, N, sizes)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (0, slots, parts, to, work, sizes)),
+                (_multiply, (1, slots, parts, to, work, sizes)),
+                (_multiply, (2, slots, parts, to, work, sizes)),
+                (_multiply, (3, slots, parts, to, work, sizes)),
+                (_copy, (x_desc, words_desc, scales_desc, slots, work, N, sizes)),
+            ],
+            [4, 4, 4, 1],
+            [112, 112, 112, 24],
+        )
 
 
 @gluon.jit
@@ -159,7 +177,7 @@ def _tile_of(turn, work, sizes: gl.constexpr):
     split = tile // per_split
     number = tile - split * per_split
     tile_n = number // tiles_m
-    return (number - tile_n * tiles_m) * sizes[0], tile_n * (128 * sizes[4]), split, number
+    return (number - tile_n * tiles_m) * sizes[0], tile_n * (64 * sizes[4] * sizes[7]), split, number
 
 
 @gluon.jit
@@ -169,7 +187,7 @@ def _copy(x_desc, words_desc, scales_desc, slots, work, N, sizes: gl.constexpr):
     BLOCK_M: gl.constexpr = sizes[0]
     STAGES: gl.constexpr = sizes[2]
     OVERLAP: gl.constexpr = sizes[3]
-    OUTPUTS: gl.constexpr = 128 * sizes[4]
+    OUTPUTS: gl.constexpr = 64 * sizes[4] * sizes[7]
     BYTES: gl.constexpr = BLOCK_M * 256 + OUTPUTS * 132
     share, turns = work[2], work[3]
     count = share * turns
@@ -216,28 +234,30 @@ def _copy(x_desc, words_desc, scales_desc, slots, work, N, sizes: gl.constexpr):
 
 
 @gluon.jit
-def _start(words, HALF: gl.constexpr, x, place):
-    """words [64, 32] of 64 outputs and 256 inputs -> the sums of half of the inputs, in the registers of `place`, not
-    waited for. Of four neighbouring words each has four fp8 of two planes."""
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, place.type.layout, 4)
+def _look_up(words, QUARTER: gl.constexpr, MMA: gl.constexpr):
+    """words [64, 32] of 64 outputs and 256 inputs -> the fp8 weights of two planes, 32 inputs each. Of four neighbouring
+    words each has four of two planes."""
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
     d = gl.float8e4nv
-    a, b, c, e = gl.inline_asm_elementwise(
-        SECOND_HALF if HALF else FIRST_HALF,
-        "=r,=r,=r,=r,r,r,r,r",
-        [words],
-        (d, d, d, d),
-        is_pure=True,
-        pack=4,
-    )
+    a, b = gl.inline_asm_elementwise(QUARTERS[QUARTER], "=r,=r,r,r,r,r", [words], (d, d), is_pure=PURE, pack=4)
+    a = a.reshape([8, 2, 4, 32]).permute((0, 2, 1, 3)).reshape([64, 32])
+    b = b.reshape([8, 2, 4, 32]).permute((0, 2, 1, 3)).reshape([64, 32])
+    return gl.convert_layout(a, OPERAND, assert_trivial=True), gl.convert_layout(b, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def _start(weights, x, place, USE: gl.constexpr):
+    """Products of two planes of weights with x [tokens, 64], not waited for."""
     x = x.permute((1, 0))
-    a = gl.convert_layout(a, OPERAND, assert_trivial=True)
-    part = warpgroup_mma(a, x.slice(0, 32, 0), place, use_acc=False, is_async=True)
-    b = gl.convert_layout(b, OPERAND, assert_trivial=True)
-    part = warpgroup_mma(b, x.slice(32, 32, 0), part, is_async=True)
-    c = gl.convert_layout(c, OPERAND, assert_trivial=True)
-    part = warpgroup_mma(c, x.slice(64, 32, 0), part, is_async=True)
-    e = gl.convert_layout(e, OPERAND, assert_trivial=True)
-    return warpgroup_mma(e, x.slice(96, 32, 0), part, is_async=True)
+    sums = warpgroup_mma(weights[0], x.slice(0, 32, 0), place, use_acc=USE, is_async=True)
+    return warpgroup_mma(weights[1], x.slice(32, 32, 0), sums, is_async=True)
+
+
+@gluon.jit
+def _load_scales(scales, MMA: gl.constexpr):
+    """[64] in shared memory, two fp16 each -> in the order of the products"""
+    both = scales.load(SCALES).reshape([8, 2, 4]).permute((0, 2, 1)).reshape([64])
+    return gl.convert_layout(both, gl.SliceLayout(1, MMA), assert_trivial=True)
 
 
 @gluon.jit
@@ -279,9 +299,13 @@ def _multiply(NUMBER: gl.constexpr, slots, parts, to, work, sizes: gl.constexpr)
                 accs, words, sums = _one_at_a_time(accs, words, sums, number, ahead, slots, ROW, sizes)
         if OVERLAP:
             gdc_wait()  # returns at once: activations have come
+        finished = ()
+        for part in gl.static_range(PARTS):  # outputs in their own order
+            acc = accs[part].reshape([8, 4, 2, BLOCK_M]).permute((0, 2, 1, 3)).reshape([64, BLOCK_M])
+            finished = finished + (acc,)
         first_token, first_output, split, tile = _tile_of(turn, work, sizes)
-        place = (first_token, first_output + ROW, split, 2 * tile + NUMBER)
-        _finish(accs, place, parts, to, sizes)
+        place = (first_token, first_output + ROW, split, sizes[7] * tile + NUMBER)
+        _finish(finished, place, parts, to, sizes)
 
 
 @gluon.jit
@@ -293,16 +317,24 @@ def _one_at_a_time(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, s
     PARTS: gl.constexpr = sizes[4]
     MMA: gl.constexpr = sums.type.layout
     slot = number % STAGES
+    weights = _look_up(words, 0, MMA)
     for part in gl.static_range(PARTS):
-        scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, MMA))
+        scales = _load_scales(scales_slots.index(slot).slice(ROW + part * 64, 64, 0), MMA)
         for half in gl.static_range(2):
-            products = _start(words, half, x_slots.index(2 * slot + half), sums)
-            if half == 1:
-                if part + 1 < PARTS:
-                    words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
-                else:
-                    mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
-                    words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
+            x = x_slots.index(2 * slot + half)
+            products = _start(weights, x.slice(0, 64, 1), sums, False)
+            weights = _look_up(words, 2 * half + 1, MMA)
+            products = _start(weights, x.slice(64, 64, 1), products, True)
+            if half == 0:
+                products = warpgroup_mma_wait(2, deps=[products])
+                weights = _look_up(words, 2, MMA)
+            elif part + 1 < PARTS:
+                words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
+                products = warpgroup_mma_wait(2, deps=[products])
+                weights = _look_up(words, 0, MMA)
+            else:
+                mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
+                words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
             sums = warpgroup_mma_wait(0, deps=[products])
             if (half == 1) & (part + 1 == PARTS):
                 mbarrier.arrive(empty.index(slot))
@@ -320,10 +352,13 @@ def _two_at_a_time(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, s
     MMA: gl.constexpr = sums.type.layout
     slot = number % STAGES
     spare = gl.zeros([64, sizes[0]], gl.float32, MMA)
-    current = _start(words, 0, x_slots.index(2 * slot), sums)
+    first, second = x_slots.index(2 * slot), x_slots.index(2 * slot + 1)
+    current = _start(_look_up(words, 0, MMA), first.slice(0, 64, 1), sums, False)
+    current = _start(_look_up(words, 1, MMA), first.slice(64, 64, 1), current, True)
     for part in gl.static_range(PARTS):
-        scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, MMA))
-        later = _start(words, 1, x_slots.index(2 * slot + 1), spare)
+        scales = _load_scales(scales_slots.index(slot).slice(ROW + part * 64, 64, 0), MMA)
+        later = _start(_look_up(words, 2, MMA), second.slice(0, 64, 1), spare, False)
+        later = _start(_look_up(words, 3, MMA), second.slice(64, 64, 1), later, True)
         if part + 1 < PARTS:
             words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
         else:
@@ -332,7 +367,8 @@ def _two_at_a_time(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, s
         sums = warpgroup_mma_wait(4, deps=[current])  # of the products started: the later ones go on
         accs = _replaced(accs, part, _add_scaled(accs[part], sums, _fp16_at(scales, 0)))
         if part + 1 < PARTS:
-            current = _start(words, 0, x_slots.index(2 * slot), sums)
+            current = _start(_look_up(words, 0, MMA), first.slice(0, 64, 1), sums, False)
+            current = _start(_look_up(words, 1, MMA), first.slice(64, 64, 1), current, True)
             spare = warpgroup_mma_wait(4, deps=[later])
         else:
             spare = warpgroup_mma_wait(0, deps=[later])
