@@ -2,10 +2,10 @@
 """y = x @ w.T for 4-bit weights in groups and fp8 activations, a scale for each token (W4A8).
 
 The integers -8 .. 7 are exact in fp8 (e4m3), so values go into the tensor cores as they are, at twice the rate of 16
-bits, and a group's scale is applied to its sums in fp32: no weight is rounded. Four bytes are looked up at a time: of
-four neighbouring words, the lower halves of bytes of word i have the values of plane 2 i, the upper halves those of plane
-2 i + 1, and so no byte changes its lane (`shuffle_words`). On Hopper, many rows go in wider tiles (w4a8_wide.py). One row goes
-without tensor cores (w4a8_gemv.py)."""
+bits, and a group's scale is applied to its sums in fp32: no weight is rounded. Eight values of a word become fp8 at a
+time: of four neighbouring words, the lower halves of the bytes of word i have the values of plane 2 i, the upper halves
+those of plane 2 i + 1, and so no byte changes its lane (`shuffle_words`). On Hopper, many rows go in wider tiles
+(w4a8_wide.py). One row goes without tensor cores (w4a8_gemv.py)."""
 
 from dataclasses import dataclass, replace
 

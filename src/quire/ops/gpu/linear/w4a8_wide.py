@@ -235,8 +235,8 @@ def _copy(x_desc, words_desc, scales_desc, slots, work, N, sizes: gl.constexpr):
 
 @gluon.jit
 def _look_up(words, QUARTER: gl.constexpr, MMA: gl.constexpr):
-    """words [64, 32] of 64 outputs and 256 inputs -> the fp8 weights of two planes, 32 inputs each. Of four neighbouring
-    words each has four of two planes."""
+    """words [64, 32] of 64 outputs and 256 inputs -> the fp8 weights of two planes, 32 inputs each. Of four
+    neighbouring words each has four of two planes."""
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
     d = gl.float8e4nv
     a, b = gl.inline_asm_elementwise(QUARTERS[QUARTER], "=r,=r,r,r,r,r", [words], (d, d), is_pure=PURE, pack=4)
@@ -288,9 +288,8 @@ def _multiply(NUMBER: gl.constexpr, slots, parts, to, work, sizes: gl.constexpr)
     mbarrier.wait(full.index(0), 0)
     words = words_slots.index(0).slice(ROW, 64, 0).load(WORDS)
     for turn in range(turns):
-        accs = ()
-        for _part in gl.static_range(PARTS):
-            accs = accs + (gl.zeros([64, BLOCK_M], gl.float32, MMA),)
+        zeros = gl.zeros([64, BLOCK_M], gl.float32, MMA)
+        accs = (zeros,) if PARTS == 1 else (zeros, zeros)
         for number in range(turn * share, turn * share + share):
             ahead = gl.minimum(number + 1, turns * share - 1)  # the last one again, after the last
             if AHEAD:
@@ -299,13 +298,9 @@ def _multiply(NUMBER: gl.constexpr, slots, parts, to, work, sizes: gl.constexpr)
                 accs, words, sums = _one_at_a_time(accs, words, sums, number, ahead, slots, ROW, sizes)
         if OVERLAP:
             gdc_wait()  # returns at once: activations have come
-        finished = ()
-        for part in gl.static_range(PARTS):  # outputs in their own order
-            acc = accs[part].reshape([8, 4, 2, BLOCK_M]).permute((0, 2, 1, 3)).reshape([64, BLOCK_M])
-            finished = finished + (acc,)
         first_token, first_output, split, tile = _tile_of(turn, work, sizes)
         place = (first_token, first_output + ROW, split, sizes[7] * tile + NUMBER)
-        _finish(finished, place, parts, to, sizes)
+        _finish(accs, place, parts, to, sizes)
 
 
 @gluon.jit
@@ -379,10 +374,14 @@ def _two_at_a_time(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, s
 
 @gluon.jit
 def _replaced(values, NUMBER: gl.constexpr, value):
-    result = ()
-    for number in gl.static_range(len(values)):
-        result = result + ((value,) if number == NUMBER else (values[number],))
-    return result
+    return (value,) + values[1:] if NUMBER == 0 else values[:1] + (value,)
+
+
+@gluon.jit
+def _in_order(acc):
+    """acc [64, tokens] in the order of WORDS -> the outputs in their own"""
+    N: gl.constexpr = acc.shape[1]
+    return acc.reshape([8, 4, 2, N]).permute((0, 2, 1, 3)).reshape([64, N])
 
 
 @gluon.jit
@@ -396,7 +395,7 @@ def _finish(accs, place, parts, to, sizes: gl.constexpr):
     if SPLITS > 1:
         base = partials_ptr + tile.to(gl.int64) * (SPLITS * OUTPUTS * BLOCK_M)
         for part in gl.static_range(len(accs)):
-            sums = flat(accs[part])
+            sums = flat(_in_order(accs[part]))
             quads = gl.arange(0, 16 * BLOCK_M, gl.SliceLayout(1, sums.type.layout))
             inside = quads[:, None] * 4 + gl.arange(0, 4, gl.SliceLayout(0, sums.type.layout))[None, :]
             gl.store(base + (split * OUTPUTS + part * 64) * BLOCK_M + inside, sums)
@@ -409,7 +408,7 @@ def _finish(accs, place, parts, to, sizes: gl.constexpr):
                 _store(total, first_token, first_output + number * ROWS, to, sizes)
     else:
         for part in gl.static_range(len(accs)):
-            _store(accs[part], first_token, first_output + part * 64, to, sizes)
+            _store(_in_order(accs[part]), first_token, first_output + part * 64, to, sizes)
 
 
 @gluon.jit
