@@ -23,7 +23,7 @@ from quire.ops.gpu.linear.split_k import finish, rounded_product, split_launch
 from quire.ops.gpu.linear.tile_times import TileTime, fastest
 from quire.ops.gpu.linear.unpack import take_planes
 from quire.ops.gpu.linear.w4a8_gemv import can_gemv_shuffled, w4a8_gemv
-from quire.ops.gpu.linear.w4a8_instructions import UNIT, look_up_instructions
+from quire.ops.gpu.linear.w4a8_instructions import UNIT, fp8_instructions
 from quire.ops.gpu.linear.w4a8_wide_config import wide_config_of
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
@@ -32,8 +32,8 @@ MAX_RUN = 128  # inputs whose products Hopper adds up with some 14 bits
 # By the most rows; beyond them, the faster of two.
 TILES = {16: Tile(16, 64, 4, 4, 4), 32: Tile(32, 64, 4, 3, 3), 64: Tile(64, 64, 4, 3, 3)}
 LARGE_TILES = {
-    Tile(128, 128, 8, 3, 1): TileTime(128, 128, 1, 2, 1.5, (0, 5, 7, 10)),
-    TILES[64]: TileTime(64, 64, 3, 2, 0.5, (0, 3, 5, 8), 0.68),
+    Tile(128, 128, 8, 3, 1): TileTime(128, 128, 1, 2, 1.33, (0, 5, 7, 10)),
+    TILES[64]: TileTime(64, 64, 3, 2, 0.43, (0, 3, 5, 8), 0.61),
 }
 
 
@@ -140,7 +140,7 @@ def w4a8_kernel(
         WHOLE_CHUNKS=K % w.chunk == 0,
         GROUP=w.group,
         WIDTH=w.width,
-        ASM="" if triton.knobs.runtime.interpret else LOOK_UP,
+        ASM="" if triton.knobs.runtime.interpret else TO_FP8,
         OVERLAP=overlap,
         **config.launch_options,
         **launch.constants,
@@ -193,7 +193,7 @@ def _w4a8_kernel(
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
             scales = load_scales(weight, chunk, rows, N, GROUP, 8 * WIDTH, False)
             offsets = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
-            planes = look_up(tl.load(weight.words + offsets, eviction_policy="evict_first"), ASM)
+            planes = to_fp8(tl.load(weight.words + offsets, eviction_policy="evict_first"), ASM)
             for number in tl.static_range(RUNS):
                 k = (chunk * RUNS + number) * RUN + tl.arange(0, RUN)
                 inside = present if WHOLE_CHUNKS else present & (k < K)[:, None]
@@ -212,7 +212,7 @@ INTEGERS = tl.constexpr(UNIT)
 
 
 @triton.jit
-def look_up(words, ASM: tl.constexpr):
+def to_fp8(words, ASM: tl.constexpr):
     """Shuffled words int32 [n, width] -> eight planes of fp8 [n, width]; with instructions, over UNIT"""
     d = tl.float8e4nv
     if ASM == "":
@@ -234,4 +234,4 @@ def look_up(words, ASM: tl.constexpr):
     return planes
 
 
-LOOK_UP = look_up_instructions(range(4))
+TO_FP8 = fp8_instructions(range(4))

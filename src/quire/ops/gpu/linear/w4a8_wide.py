@@ -2,9 +2,10 @@
 """y = x @ w.T for 4-bit weights in groups of 128 and many rows of fp8, on Hopper's tensor cores (see w4a8.py).
 
 The warps of a program have different tasks. One copies: for each chunk of 256 inputs the activations, words and scales
-of the tile, `stages` chunks ahead. Two times four warps multiply: each has 64 outputs of the tile, looks its weights up
-in registers, and adds up the sums of 128 inputs times their scales. While the tensor cores multiply for one of the two,
-the other one scales and looks up: no barrier is for both. A chunk's place is free when both have told so."""
+of the tile, `stages` chunks ahead, and those of the program's next tile while the last one is stored. Two times four
+warps multiply: each has half of the tile's outputs, 64 at a time, makes their weights fp8 in registers, and adds up the
+sums of 128 inputs times their scales. While the tensor cores multiply for one of the two, the other one scales and
+makes weights: no barrier is for both. A chunk's place is free when both have told so."""
 
 from functools import cache
 
@@ -21,13 +22,13 @@ from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.linear import PROGRAMS
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.split_k import new_tickets
-from quire.ops.gpu.linear.w4a8_instructions import UNIT, look_up_instructions
+from quire.ops.gpu.linear.w4a8_instructions import UNIT, fp8_instructions
 from quire.ops.gpu.linear.w4a8_wide_config import W4A8WideConfig, can_be_wide
 from quire.ops.gpu.linear.wide_sums import flat, sum_of_share, take_shares
 from quire.ops.gpu.overlap import overlap_options
 
 WARPS = gl.constexpr(4)  # that multiply together
-_MAX_POLLS = 2000  # for about so many microseconds programs of a tile wait for each other
+MAX_POLLS = 2000  # for about so many microseconds programs of a tile wait for each other
 MULTIPLY_REGISTERS, COPY_REGISTERS = gl.constexpr(240), gl.constexpr(24)  # of a thread
 INTEGERS = gl.constexpr(UNIT)
 
@@ -50,11 +51,11 @@ def w4a8_wide_kernel(
     partials = None
     if config.splits > 1:
         tickets = new_tickets(x.q.device) if tickets is None else tickets
-        assert config.groups * tiles_m * tiles_n <= len(tickets), f"{tiles_m * tiles_n} tiles, {len(tickets)} tickets"
+        assert 2 * tiles_m * tiles_n <= len(tickets), f"2 x {tiles_m * tiles_n} tiles, {len(tickets)} tickets"
         size = tiles_m * tiles_n * config.splits * config.block_m * config.block_n
         partials = torch.empty(size, dtype=torch.float32, device=x.q.device)
     x_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    words_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+    words_layout = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=2)
     scales_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     words = w.words.view(N, -1)
     programs = tiles_m * tiles_n * config.splits
@@ -73,13 +74,11 @@ def w4a8_wide_kernel(
         tiles_m,
         programs,
         BLOCK_M=config.block_m,
-        GROUPS=config.groups,
-        PARTS=config.block_n // (64 * config.groups),
+        PARTS=config.block_n // 128,
         SPLITS=config.splits,
         STAGES=config.stages,
-        AHEAD=config.ahead,
         OVERLAP=overlap,
-        POLLS=_MAX_POLLS if programs <= multiprocessors else 0,
+        POLLS=MAX_POLLS if programs <= multiprocessors else 0,
         num_warps=WARPS.value,
         **overlap_options(overlap),
     )
@@ -91,16 +90,13 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else PROGRAMS
 
 
-PURE = gl.constexpr(False)
-QUARTERS = gl.constexpr(tuple(look_up_instructions(range(word, word + 1)) for word in range(4)))
-# How the threads of four warps hold words: as an operand of the tensor cores holds quads of fp8, but for the order of
-# eight neighbouring outputs, 0 4 1 5 2 6 3 7. So eight lanes that read shared memory at once find all banks.
+FIRST_HALF = gl.constexpr(fp8_instructions(range(2)))
+SECOND_HALF = gl.constexpr(fp8_instructions(range(2, 4)))
 WORDS = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [8, 0], [0, 16]], [[0, 4], [0, 8], [4, 0], [1, 0], [2, 0]], [[16, 0], [32, 0]], [], [64, 32]
+        [[0, 1], [0, 2], [8, 0], [0, 16]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 32]
     )
-)
-SCALES = gl.constexpr(gl.DistributedLinearLayout([[8]], [[0], [0], [4], [1], [2]], [[16], [32]], [], [64]))
+)  # how the threads of four warps hold words: as an operand of the tensor cores holds quads of fp8
 
 
 @gluon.jit(do_not_specialize=["M", "chunks", "tiles_m", "tiles"])
@@ -118,15 +114,13 @@ def _w4a8_wide_kernel(
     tiles_m,
     tiles,
     BLOCK_M: gl.constexpr,
-    GROUPS: gl.constexpr,
     PARTS: gl.constexpr,
     SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
-    AHEAD: gl.constexpr,
     OVERLAP: gl.constexpr,
     POLLS: gl.constexpr,
 ):
-    OUTPUTS: gl.constexpr = 64 * PARTS * GROUPS
+    OUTPUTS: gl.constexpr = 128 * PARTS
     # Tiles are numbered by tokens, then by outputs, then by splits; a program takes every so many of them.
     per_split = tiles // SPLITS
     share = chunks // SPLITS
@@ -139,34 +133,21 @@ def _w4a8_wide_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for number in gl.static_range(STAGES):
         mbarrier.init(full.index(number), count=1)
-        mbarrier.init(empty.index(number), count=GROUPS)
+        mbarrier.init(empty.index(number), count=2)
 
     slots = (x_slots, words_slots, scales_slots, full, empty)
     parts = (partials_ptr, tickets_ptr)
     to = (x_scale_ptr, out_ptr, M, N)
-    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS, AHEAD, POLLS, GROUPS)
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (_multiply, (0, slots, parts, to, work, sizes)),
-                (_multiply, (1, slots, parts, to, work, sizes)),
-                (_copy, (x_desc, words_desc, scales_desc, slots, work, N, sizes)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_multiply, (0, slots, parts, to, work, sizes)),
-                (_multiply, (1, slots, parts, to, work, sizes)),
-                (_multiply, (2, slots, parts, to, work, sizes)),
-                (_multiply, (3, slots, parts, to, work, sizes)),
-                (_copy, (x_desc, words_desc, scales_desc, slots, work, N, sizes)),
-            ],
-            [4, 4, 4, 1],
-            [112, 112, 112, 24],
-        )
+    sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS, POLLS)
+    gl.warp_specialize(
+        [
+            (_multiply, (0, slots, parts, to, work, sizes)),
+            (_multiply, (1, slots, parts, to, work, sizes)),
+            (_copy, (x_desc, words_desc, scales_desc, slots, work, N, sizes)),
+        ],
+        [4, 1],
+        [MULTIPLY_REGISTERS, COPY_REGISTERS],
+    )
 
 
 @gluon.jit
@@ -177,7 +158,7 @@ def _tile_of(turn, work, sizes: gl.constexpr):
     split = tile // per_split
     number = tile - split * per_split
     tile_n = number // tiles_m
-    return (number - tile_n * tiles_m) * sizes[0], tile_n * (64 * sizes[4] * sizes[7]), split, number
+    return (number - tile_n * tiles_m) * sizes[0], tile_n * (128 * sizes[4]), split, number
 
 
 @gluon.jit
@@ -187,15 +168,13 @@ def _copy(x_desc, words_desc, scales_desc, slots, work, N, sizes: gl.constexpr):
     BLOCK_M: gl.constexpr = sizes[0]
     STAGES: gl.constexpr = sizes[2]
     OVERLAP: gl.constexpr = sizes[3]
-    OUTPUTS: gl.constexpr = 64 * sizes[4] * sizes[7]
+    OUTPUTS: gl.constexpr = 128 * sizes[4]
     BYTES: gl.constexpr = BLOCK_M * 256 + OUTPUTS * 132
     share, turns = work[2], work[3]
-    count = share * turns
+    first_token, first_output, split, _ = _tile_of(0, work, sizes)
     for number in gl.static_range(STAGES):
-        turn = number // share
-        _, first_output, split, _ = _tile_of(turn, work, sizes)
-        pred = number < count
-        chunk = split * share + number - turn * share
+        pred = number < share
+        chunk = split * share + number
         place = full.index(number)
         mbarrier.expect(place, BYTES, pred=pred)
         tma.async_copy_global_to_shared(
@@ -208,56 +187,58 @@ def _copy(x_desc, words_desc, scales_desc, slots, work, N, sizes: gl.constexpr):
         gdc_launch_dependents()
         gdc_wait()
     for number in gl.static_range(STAGES):
-        turn = number // share
-        first_token, _, split, _ = _tile_of(turn, work, sizes)
-        pred = number < count
-        chunk = split * share + number - turn * share
+        pred = number < share
+        chunk = split * share + number
         place = full.index(number)
         for half in gl.static_range(2):
             tma.async_copy_global_to_shared(
                 x_desc, [first_token, chunk * 256 + half * 128], place, x_slots.index(2 * number + half), pred=pred
             )
-    for number in range(STAGES, count):
-        slot = number % STAGES
-        turn = number // share
-        first_token, first_output, split, _ = _tile_of(turn, work, sizes)
-        chunk = split * share + number - turn * share
-        mbarrier.wait(empty.index(slot), (number // STAGES - 1) & 1)
-        place = full.index(slot)
-        mbarrier.expect(place, BYTES)
-        tma.async_copy_global_to_shared(words_desc, [first_output, chunk * 32], place, words_slots.index(slot))
-        tma.async_copy_global_to_shared(scales_desc, [chunk * N + first_output], place, scales_slots.index(slot))
-        for half in gl.static_range(2):
+    for turn in range(turns):
+        there = gl.minimum(share, STAGES) * gl.cast(turn == 0, gl.int32)
+        tile_token, tile_output, tile_split, _ = _tile_of(turn, work, sizes)
+        for inside in range(there, share):
+            serial = turn * share + inside
+            slot = serial % STAGES
+            input_chunk = tile_split * share + inside
+            arrived = full.index(slot)
+            mbarrier.wait(empty.index(slot), (serial // STAGES - 1) & 1)  # returns at once where it is the first
+            mbarrier.expect(arrived, BYTES)
             tma.async_copy_global_to_shared(
-                x_desc, [first_token, chunk * 256 + half * 128], place, x_slots.index(2 * slot + half)
+                words_desc, [tile_output, input_chunk * 32], arrived, words_slots.index(slot)
             )
+            tma.async_copy_global_to_shared(
+                scales_desc, [input_chunk * N + tile_output], arrived, scales_slots.index(slot)
+            )
+            for half in gl.static_range(2):
+                tma.async_copy_global_to_shared(
+                    x_desc, [tile_token, input_chunk * 256 + half * 128], arrived, x_slots.index(2 * slot + half)
+                )
 
 
 @gluon.jit
-def _look_up(words, QUARTER: gl.constexpr, MMA: gl.constexpr):
-    """words [64, 32] of 64 outputs and 256 inputs -> the fp8 weights of two planes, 32 inputs each. Of four
-    neighbouring words each has four of two planes."""
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
+def _start(words, HALF: gl.constexpr, x, place):
+    """words [64, 32] of 64 outputs and 256 inputs -> the sums of half of the inputs, in the registers of `place`, not
+    waited for. Of four neighbouring words each has four fp8 of two planes."""
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, place.type.layout, 4)
     d = gl.float8e4nv
-    a, b = gl.inline_asm_elementwise(QUARTERS[QUARTER], "=r,=r,r,r,r,r", [words], (d, d), is_pure=PURE, pack=4)
-    a = a.reshape([8, 2, 4, 32]).permute((0, 2, 1, 3)).reshape([64, 32])
-    b = b.reshape([8, 2, 4, 32]).permute((0, 2, 1, 3)).reshape([64, 32])
-    return gl.convert_layout(a, OPERAND, assert_trivial=True), gl.convert_layout(b, OPERAND, assert_trivial=True)
-
-
-@gluon.jit
-def _start(weights, x, place, USE: gl.constexpr):
-    """Products of two planes of weights with x [tokens, 64], not waited for."""
+    a, b, c, e = gl.inline_asm_elementwise(
+        SECOND_HALF if HALF else FIRST_HALF,
+        "=r,=r,=r,=r,r,r,r,r",
+        [words],
+        (d, d, d, d),
+        is_pure=True,
+        pack=4,
+    )
     x = x.permute((1, 0))
-    sums = warpgroup_mma(weights[0], x.slice(0, 32, 0), place, use_acc=USE, is_async=True)
-    return warpgroup_mma(weights[1], x.slice(32, 32, 0), sums, is_async=True)
-
-
-@gluon.jit
-def _load_scales(scales, MMA: gl.constexpr):
-    """[64] in shared memory, two fp16 each -> in the order of the products"""
-    both = scales.load(SCALES).reshape([8, 2, 4]).permute((0, 2, 1)).reshape([64])
-    return gl.convert_layout(both, gl.SliceLayout(1, MMA), assert_trivial=True)
+    a = gl.convert_layout(a, OPERAND, assert_trivial=True)
+    part = warpgroup_mma(a, x.slice(0, 32, 0), place, use_acc=False, is_async=True)
+    b = gl.convert_layout(b, OPERAND, assert_trivial=True)
+    part = warpgroup_mma(b, x.slice(32, 32, 0), part, is_async=True)
+    c = gl.convert_layout(c, OPERAND, assert_trivial=True)
+    part = warpgroup_mma(c, x.slice(64, 32, 0), part, is_async=True)
+    e = gl.convert_layout(e, OPERAND, assert_trivial=True)
+    return warpgroup_mma(e, x.slice(96, 32, 0), part, is_async=True)
 
 
 @gluon.jit
@@ -276,60 +257,47 @@ def _add_scaled(acc, sums, scales):
 @gluon.jit
 def _multiply(NUMBER: gl.constexpr, slots, parts, to, work, sizes: gl.constexpr):
     """Half of the outputs of each tile, in parts of 64."""
-    full, words_slots = slots[3], slots[1]
+    words_slots, full = slots[1], slots[3]
     BLOCK_M: gl.constexpr = sizes[0]
     OVERLAP: gl.constexpr = sizes[3]
     PARTS: gl.constexpr = sizes[4]
-    AHEAD: gl.constexpr = sizes[5]
     ROW: gl.constexpr = NUMBER * 64 * PARTS
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
     share, turns = work[2], work[3]
-    sums = gl.zeros([64, BLOCK_M], gl.float32, MMA)
+    zeros = gl.zeros([64, BLOCK_M], gl.float32, MMA)
+    sums = zeros
     mbarrier.wait(full.index(0), 0)
     words = words_slots.index(0).slice(ROW, 64, 0).load(WORDS)
     for turn in range(turns):
-        zeros = gl.zeros([64, BLOCK_M], gl.float32, MMA)
         accs = (zeros,) if PARTS == 1 else (zeros, zeros)
         for number in range(turn * share, turn * share + share):
             ahead = gl.minimum(number + 1, turns * share - 1)  # the last one again, after the last
-            if AHEAD:
-                accs, words, sums = _two_at_a_time(accs, words, sums, number, ahead, slots, ROW, sizes)
-            else:
-                accs, words, sums = _one_at_a_time(accs, words, sums, number, ahead, slots, ROW, sizes)
+            accs, words, sums = _add_chunk(accs, words, sums, number, ahead, slots, ROW, sizes)
         if OVERLAP:
             gdc_wait()  # returns at once: activations have come
         first_token, first_output, split, tile = _tile_of(turn, work, sizes)
-        place = (first_token, first_output + ROW, split, sizes[7] * tile + NUMBER)
-        _finish(accs, place, parts, to, sizes)
+        _finish(accs, (first_token, first_output + ROW, split, 2 * tile + NUMBER), parts, to, sizes)
 
 
 @gluon.jit
-def _one_at_a_time(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, sizes: gl.constexpr):
-    """A chunk, the products of 64 outputs and 128 inputs one after the other: while these are computed, the other half
-    of the warps scales its own and looks up its weights."""
+def _add_chunk(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, sizes: gl.constexpr):
+    """Products of 64 outputs and 128 inputs, one after the other: while they are computed, the other half of the warps
+    scales its own and makes its next weights. `sums` are theirs before they are scaled. -> accs, the words of the chunk
+    ahead, sums"""
     x_slots, words_slots, scales_slots, full, empty = slots
     STAGES: gl.constexpr = sizes[2]
     PARTS: gl.constexpr = sizes[4]
-    MMA: gl.constexpr = sums.type.layout
     slot = number % STAGES
-    weights = _look_up(words, 0, MMA)
     for part in gl.static_range(PARTS):
-        scales = _load_scales(scales_slots.index(slot).slice(ROW + part * 64, 64, 0), MMA)
+        scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, sums.type.layout))
         for half in gl.static_range(2):
-            x = x_slots.index(2 * slot + half)
-            products = _start(weights, x.slice(0, 64, 1), sums, False)
-            weights = _look_up(words, 2 * half + 1, MMA)
-            products = _start(weights, x.slice(64, 64, 1), products, True)
-            if half == 0:
-                products = warpgroup_mma_wait(2, deps=[products])
-                weights = _look_up(words, 2, MMA)
-            elif part + 1 < PARTS:
-                words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
-                products = warpgroup_mma_wait(2, deps=[products])
-                weights = _look_up(words, 0, MMA)
-            else:
-                mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
-                words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
+            products = _start(words, half, x_slots.index(2 * slot + half), sums)
+            if half == 1:
+                if part + 1 < PARTS:
+                    words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
+                else:
+                    mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
+                    words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
             sums = warpgroup_mma_wait(0, deps=[products])
             if (half == 1) & (part + 1 == PARTS):
                 mbarrier.arrive(empty.index(slot))
@@ -338,50 +306,9 @@ def _one_at_a_time(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, s
 
 
 @gluon.jit
-def _two_at_a_time(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, sizes: gl.constexpr):
-    """A chunk, with two sums of products in flight: weights are looked up, and sums are scaled, while the tensor cores
-    multiply for the other."""
-    x_slots, words_slots, scales_slots, full, empty = slots
-    STAGES: gl.constexpr = sizes[2]
-    PARTS: gl.constexpr = sizes[4]
-    MMA: gl.constexpr = sums.type.layout
-    slot = number % STAGES
-    spare = gl.zeros([64, sizes[0]], gl.float32, MMA)
-    first, second = x_slots.index(2 * slot), x_slots.index(2 * slot + 1)
-    current = _start(_look_up(words, 0, MMA), first.slice(0, 64, 1), sums, False)
-    current = _start(_look_up(words, 1, MMA), first.slice(64, 64, 1), current, True)
-    for part in gl.static_range(PARTS):
-        scales = _load_scales(scales_slots.index(slot).slice(ROW + part * 64, 64, 0), MMA)
-        later = _start(_look_up(words, 2, MMA), second.slice(0, 64, 1), spare, False)
-        later = _start(_look_up(words, 3, MMA), second.slice(64, 64, 1), later, True)
-        if part + 1 < PARTS:
-            words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)
-        else:
-            mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
-            words = words_slots.index(ahead % STAGES).slice(ROW, 64, 0).load(WORDS)
-        sums = warpgroup_mma_wait(4, deps=[current])  # of the products started: the later ones go on
-        accs = _replaced(accs, part, _add_scaled(accs[part], sums, _fp16_at(scales, 0)))
-        if part + 1 < PARTS:
-            current = _start(_look_up(words, 0, MMA), first.slice(0, 64, 1), sums, False)
-            current = _start(_look_up(words, 1, MMA), first.slice(64, 64, 1), current, True)
-            spare = warpgroup_mma_wait(4, deps=[later])
-        else:
-            spare = warpgroup_mma_wait(0, deps=[later])
-            mbarrier.arrive(empty.index(slot))
-        accs = _replaced(accs, part, _add_scaled(accs[part], spare, _fp16_at(scales, 16)))
-    return accs, words, sums
-
-
-@gluon.jit
 def _replaced(values, NUMBER: gl.constexpr, value):
-    return (value,) + values[1:] if NUMBER == 0 else values[:1] + (value,)
-
-
-@gluon.jit
-def _in_order(acc):
-    """acc [64, tokens] in the order of WORDS -> the outputs in their own"""
-    N: gl.constexpr = acc.shape[1]
-    return acc.reshape([8, 4, 2, N]).permute((0, 2, 1, 3)).reshape([64, N])
+    """One or two values, of which one is new."""
+    return (value,) if len(values) == 1 else ((value, values[1]) if NUMBER == 0 else (values[0], value))
 
 
 @gluon.jit
@@ -395,12 +322,12 @@ def _finish(accs, place, parts, to, sizes: gl.constexpr):
     if SPLITS > 1:
         base = partials_ptr + tile.to(gl.int64) * (SPLITS * OUTPUTS * BLOCK_M)
         for part in gl.static_range(len(accs)):
-            sums = flat(_in_order(accs[part]))
+            sums = flat(accs[part])
             quads = gl.arange(0, 16 * BLOCK_M, gl.SliceLayout(1, sums.type.layout))
             inside = quads[:, None] * 4 + gl.arange(0, 4, gl.SliceLayout(0, sums.type.layout))[None, :]
             gl.store(base + (split * OUTPUTS + part * 64) * BLOCK_M + inside, sums)
         gl.thread_barrier()  # one thread changes the ticket: the sums of all threads come first
-        mine, others = take_shares(tickets_ptr + tile, SPLITS, sizes[6])
+        mine, others = take_shares(tickets_ptr + tile, SPLITS, sizes[5])
         ROWS: gl.constexpr = OUTPUTS // SPLITS
         for number in range(SPLITS):
             if (number == mine) | ((others >> number & 1) == 1):
@@ -408,7 +335,7 @@ def _finish(accs, place, parts, to, sizes: gl.constexpr):
                 _store(total, first_token, first_output + number * ROWS, to, sizes)
     else:
         for part in gl.static_range(len(accs)):
-            _store(_in_order(accs[part]), first_token, first_output + part * 64, to, sizes)
+            _store(accs[part], first_token, first_output + part * 64, to, sizes)
 
 
 @gluon.jit

@@ -15,7 +15,6 @@ GROUP, WIDTH = 128, 32
 CHUNK = 256  # inputs that are copied at once
 MIN_ROWS = 33
 MIN_OUTPUTS = 128  # of a tile
-MIN_SHARE = 16  # outputs of a part of a tile that a program adds up
 
 
 class W4A8WideConfig(NamedTuple):
@@ -23,8 +22,6 @@ class W4A8WideConfig(NamedTuple):
     block_n: int  # outputs a program
     splits: int  # of K
     stages: int  # chunks in flight
-    ahead: bool = False  # two sums of products are in flight
-    groups: int = 2  # of four warps that multiply
 
 
 class WideTime(NamedTuple):
@@ -38,14 +35,17 @@ class WideTime(NamedTuple):
     def of(self, tile: W4A8WideConfig, M: int, N: int, K: int, splits: int) -> float:
         tiles = -(-M // tile.block_m) * -(-N // tile.block_n) * splits
         turns = -(-tiles // PROGRAMS)
-        return self.start + turns * (K // (CHUNK * splits) * self.run + self.turn + self.splits[SPLITS.index(splits)])
+        return (
+            self.start
+            - self.turn
+            + turns * (K // (CHUNK * splits) * self.run + self.turn + self.splits[SPLITS.index(splits)])
+        )
 
 
 TILES = {
-    W4A8WideConfig(64, 128, 1, 6, True): WideTime(5.5, 0.72, 1, (0, 2, 3)),
-    W4A8WideConfig(64, 256, 1, 4, False, 4): WideTime(5, 1.2, 2, (0, 3, 4)),
-    W4A8WideConfig(128, 128, 1, 4): WideTime(3, 0.96, 1, (0, 2, 4)),
-    W4A8WideConfig(128, 256, 1, 3): WideTime(5, 1.66, 2, (0, 3, 4, 5)),
+    W4A8WideConfig(64, 256, 1, 4): WideTime(6, 1.33, 4, (0,)),
+    W4A8WideConfig(128, 128, 1, 4): WideTime(5, 0.915, 2.5, (0, 4.2, 6.3)),
+    W4A8WideConfig(128, 256, 1, 3): WideTime(7, 1.66, 6, (0,)),
 }
 
 
@@ -78,7 +78,7 @@ def wide_config(M: int, N: int, K: int, others: Mapping[Any, TileTime]) -> W4A8W
 
 
 def splits_of(tile: W4A8WideConfig, N: int, K: int) -> list[int]:
-    """Numbers of splits that have as many chunks as each other, and as many as are in flight."""
-    shares = tile.block_n // tile.groups // MIN_SHARE
-    each = [splits for splits in SPLITS[: len(TILES[tile].splits)] if splits <= shares and K % (CHUNK * splits) == 0]
-    return [splits for splits in each if K // (CHUNK * splits) >= 2] if N % tile.block_n == 0 else []
+    """Into how many a tile's inputs may go: all splits have as many chunks."""
+    if N % tile.block_n:
+        return []
+    return [splits for splits in SPLITS[: len(TILES[tile].splits)] if K % (CHUNK * splits) == 0]
