@@ -4,8 +4,8 @@
 The warps of a program have different tasks. One copies: for each chunk of 256 inputs the activations, words and scales
 of the tile, `stages` chunks ahead, and those of the program's next tile while the last one is stored. Two times four
 warps multiply: each has half of the tile's outputs, 64 at a time, makes their weights fp8 in registers, and adds up the
-sums of 128 inputs times their scales. While the tensor cores multiply for one of the two, the other one scales and
-makes weights: no barrier is for both. A chunk's place is free when both have told so."""
+sums of 128 inputs times their scales. The two take turns at the tensor cores: while these multiply for one, the other
+one scales its sums and makes its next weights. A chunk's place is free when both have told so."""
 
 from functools import cache
 
@@ -135,7 +135,11 @@ def _w4a8_wide_kernel(
         mbarrier.init(full.index(number), count=1)
         mbarrier.init(empty.index(number), count=2)
 
-    slots = (x_slots, words_slots, scales_slots, full, empty)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for number in gl.static_range(2):
+        mbarrier.init(turns.index(number), count=1)
+
+    slots = (x_slots, words_slots, scales_slots, full, empty, turns)
     parts = (partials_ptr, tickets_ptr)
     to = (x_scale_ptr, out_ptr, M, N)
     sizes: gl.constexpr = (BLOCK_M, SPLITS, STAGES, OVERLAP, PARTS, POLLS)
@@ -151,10 +155,11 @@ def _w4a8_wide_kernel(
 
 
 @gluon.jit
-def _tile_of(turn, work, sizes: gl.constexpr):
-    """-> the first token, the first output, the split and the number of the tile among those of the split"""
+def _tile_of(nth, work, sizes: gl.constexpr):
+    """The nth tile of a program -> its first token, its first output, its split, and its number among those of the
+    split"""
     tiles_m, per_split, _, _ = work
-    tile = gl.program_id(0) + turn * gl.num_programs(0)
+    tile = gl.program_id(0) + nth * gl.num_programs(0)
     split = tile // per_split
     number = tile - split * per_split
     tile_n = number // tiles_m
@@ -164,13 +169,13 @@ def _tile_of(turn, work, sizes: gl.constexpr):
 @gluon.jit
 def _copy(x_desc, words_desc, scales_desc, slots, work, N, sizes: gl.constexpr):
     """What is multiplied, into places that are free: weights before the kernel waits for activations."""
-    x_slots, words_slots, scales_slots, full, empty = slots
+    x_slots, words_slots, scales_slots, full, empty, _ = slots
     BLOCK_M: gl.constexpr = sizes[0]
     STAGES: gl.constexpr = sizes[2]
     OVERLAP: gl.constexpr = sizes[3]
     OUTPUTS: gl.constexpr = 128 * sizes[4]
     BYTES: gl.constexpr = BLOCK_M * 256 + OUTPUTS * 132
-    share, turns = work[2], work[3]
+    share, mine = work[2], work[3]
     first_token, first_output, split, _ = _tile_of(0, work, sizes)
     for number in gl.static_range(STAGES):
         pred = number < share
@@ -194,11 +199,11 @@ def _copy(x_desc, words_desc, scales_desc, slots, work, N, sizes: gl.constexpr):
             tma.async_copy_global_to_shared(
                 x_desc, [first_token, chunk * 256 + half * 128], place, x_slots.index(2 * number + half), pred=pred
             )
-    for turn in range(turns):
-        there = gl.minimum(share, STAGES) * gl.cast(turn == 0, gl.int32)
-        tile_token, tile_output, tile_split, _ = _tile_of(turn, work, sizes)
+    for nth in range(mine):
+        there = gl.minimum(share, STAGES) * gl.cast(nth == 0, gl.int32)
+        tile_token, tile_output, tile_split, _ = _tile_of(nth, work, sizes)
         for inside in range(there, share):
-            serial = turn * share + inside
+            serial = nth * share + inside
             slot = serial % STAGES
             input_chunk = tile_split * share + inside
             arrived = full.index(slot)
@@ -217,28 +222,27 @@ def _copy(x_desc, words_desc, scales_desc, slots, work, N, sizes: gl.constexpr):
 
 
 @gluon.jit
-def _start(words, HALF: gl.constexpr, x, place):
-    """words [64, 32] of 64 outputs and 256 inputs -> the sums of half of the inputs, in the registers of `place`, not
-    waited for. Of four neighbouring words each has four fp8 of two planes."""
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, place.type.layout, 4)
+def _make_weights(words, HALF: gl.constexpr, MMA: gl.constexpr):
+    """words [64, 32] of 64 outputs and 256 inputs -> the fp8 weights of half of the inputs [64, 128]. Of four
+    neighbouring words each has four of two planes."""
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
     d = gl.float8e4nv
     a, b, c, e = gl.inline_asm_elementwise(
         SECOND_HALF if HALF else FIRST_HALF,
         "=r,=r,=r,=r,r,r,r,r",
         [words],
         (d, d, d, d),
-        is_pure=True,
+        is_pure=False,
         pack=4,
     )
-    x = x.permute((1, 0))
-    a = gl.convert_layout(a, OPERAND, assert_trivial=True)
-    part = warpgroup_mma(a, x.slice(0, 32, 0), place, use_acc=False, is_async=True)
-    b = gl.convert_layout(b, OPERAND, assert_trivial=True)
-    part = warpgroup_mma(b, x.slice(32, 32, 0), part, is_async=True)
-    c = gl.convert_layout(c, OPERAND, assert_trivial=True)
-    part = warpgroup_mma(c, x.slice(64, 32, 0), part, is_async=True)
-    e = gl.convert_layout(e, OPERAND, assert_trivial=True)
-    return warpgroup_mma(e, x.slice(96, 32, 0), part, is_async=True)
+    planes = gl.join(gl.join(a, b), gl.join(c, e)).permute((0, 3, 2, 1)).reshape([64, 128])
+    return gl.convert_layout(planes, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def _start(weights, x, place):
+    """The sums of 128 inputs, in the registers of `place`, not waited for."""
+    return warpgroup_mma(weights, x.permute((1, 0)), place, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -263,35 +267,40 @@ def _multiply(NUMBER: gl.constexpr, slots, parts, to, work, sizes: gl.constexpr)
     PARTS: gl.constexpr = sizes[4]
     ROW: gl.constexpr = NUMBER * 64 * PARTS
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
-    share, turns = work[2], work[3]
+    share, mine = work[2], work[3]
     zeros = gl.zeros([64, BLOCK_M], gl.float32, MMA)
     sums = zeros
     mbarrier.wait(full.index(0), 0)
     words = words_slots.index(0).slice(ROW, 64, 0).load(WORDS)
-    for turn in range(turns):
+    for nth in range(mine):
         accs = (zeros,) if PARTS == 1 else (zeros, zeros)
-        for number in range(turn * share, turn * share + share):
-            ahead = gl.minimum(number + 1, turns * share - 1)  # the last one again, after the last
+        for number in range(nth * share, nth * share + share):
+            ahead = gl.minimum(number + 1, mine * share - 1)  # the last one again, after the last
             accs, words, sums = _add_chunk(accs, words, sums, number, ahead, slots, ROW, sizes)
         if OVERLAP:
             gdc_wait()  # returns at once: activations have come
-        first_token, first_output, split, tile = _tile_of(turn, work, sizes)
+        first_token, first_output, split, tile = _tile_of(nth, work, sizes)
         _finish(accs, (first_token, first_output + ROW, split, 2 * tile + NUMBER), parts, to, sizes)
 
 
 @gluon.jit
 def _add_chunk(accs, words, sums, number, ahead, slots, ROW: gl.constexpr, sizes: gl.constexpr):
-    """Products of 64 outputs and 128 inputs, one after the other: while they are computed, the other half of the warps
-    scales its own and makes its next weights. `sums` are theirs before they are scaled. -> accs, the words of the chunk
-    ahead, sums"""
-    x_slots, words_slots, scales_slots, full, empty = slots
+    """Products of 64 outputs and 128 inputs, one after the other. Were it not for turns, both halves of the warps would
+    multiply at once, then scale at once, as their products end together. `sums` are those before they are scaled.
+    -> accs, the words of the chunk ahead, sums"""
+    x_slots, words_slots, scales_slots, full, empty, turns = slots
+    NUMBER: gl.constexpr = ROW // (64 * sizes[4])
+    MMA: gl.constexpr = sums.type.layout
     STAGES: gl.constexpr = sizes[2]
     PARTS: gl.constexpr = sizes[4]
     slot = number % STAGES
     for part in gl.static_range(PARTS):
         scales = scales_slots.index(slot).slice(ROW + part * 64, 64, 0).load(gl.SliceLayout(1, sums.type.layout))
         for half in gl.static_range(2):
-            products = _start(words, half, x_slots.index(2 * slot + half), sums)
+            weights = _make_weights(words, half, MMA)
+            mbarrier.wait(turns.index(NUMBER), (half + 1 - NUMBER) & 1)  # the first of the two begins
+            products = _start(weights, x_slots.index(2 * slot + half), sums)
+            mbarrier.arrive(turns.index(1 - NUMBER))
             if half == 1:
                 if part + 1 < PARTS:
                     words = words_slots.index(slot).slice(ROW + part * 64 + 64, 64, 0).load(WORDS)

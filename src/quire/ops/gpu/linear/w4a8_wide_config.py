@@ -29,17 +29,13 @@ class WideTime(NamedTuple):
 
     start: float  # before the first product and after the last
     run: float  # for a chunk
-    turn: float  # between two tiles
+    between: float  # two tiles
     splits: tuple[float, ...]  # for each of SPLITS: to write the sums of splits and add them up
 
     def of(self, tile: W4A8WideConfig, M: int, N: int, K: int, splits: int) -> float:
         tiles = -(-M // tile.block_m) * -(-N // tile.block_n) * splits
-        turns = -(-tiles // PROGRAMS)
-        return (
-            self.start
-            - self.turn
-            + turns * (K // (CHUNK * splits) * self.run + self.turn + self.splits[SPLITS.index(splits)])
-        )
+        each = K // (CHUNK * splits) * self.run + self.splits[SPLITS.index(splits)] + self.between
+        return self.start - self.between + -(-tiles // PROGRAMS) * each
 
 
 TILES = {
