@@ -33,7 +33,7 @@ MAX_RUN = 128  # inputs whose products Hopper adds up with some 14 bits
 TILES = {16: Tile(16, 64, 4, 4, 4), 32: Tile(32, 64, 4, 3, 3), 64: Tile(64, 64, 4, 3, 3)}
 LARGE_TILES = {
     Tile(128, 128, 8, 3, 1): TileTime(128, 128, 1, 2, 1.33, (0, 5, 7, 10)),
-    TILES[64]: TileTime(64, 64, 3, 2, 0.43, (0, 3, 5, 8), 0.61),
+    TILES[64]: TileTime(64, 64, 3, 2, 0.45, (0, 3, 5, 8), 0.62),
 }
 
 
