@@ -40,8 +40,7 @@ class WideTime(NamedTuple):
 
 TILES = {
     W4A8WideConfig(64, 256, 1, 4): WideTime(6, 1.33, 4, (0,)),
-    W4A8WideConfig(128, 128, 1, 4): WideTime(5, 0.915, 2.5, (0, 4.2, 6.3)),
-    W4A8WideConfig(128, 256, 1, 3): WideTime(7, 1.66, 6, (0,)),
+    W4A8WideConfig(128, 128, 1, 4): WideTime(5, 0.905, 1.6, (0, 4.6, 6.3)),
 }
 
 
