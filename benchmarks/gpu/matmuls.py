@@ -87,8 +87,8 @@ def plain_weight(weight: Any) -> Tensor:
         case W4A8Weight():
             w = weight.shuffled
             quads = w.words.unflatten(2, (-1, 4))  # of which word i has planes 2 i and 2 i + 1
-            nibbles = 4 * torch.arange(4, device=w.words.device)
-            values = torch.stack([quads[..., p // 2, None] >> nibbles + p % 2 * 16 & 15 for p in range(8)], 2)
+            octets = 8 * torch.arange(4, device=w.words.device)
+            values = torch.stack([quads[..., p // 2, None] >> octets + p % 2 * 4 & 15 for p in range(8)], 2)
             q = values.flatten(1)[:, : w.num_inputs].float() - 8
             scales = w.scales.transpose(0, 1).reshape(w.num_outputs, -1).contiguous().view(torch.float16)
             return q * scales.float().repeat_interleave(w.group, 1)[:, : w.num_inputs]

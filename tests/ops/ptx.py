@@ -42,14 +42,17 @@ def _result(op: str, sources: list[Tensor]) -> Tensor:
             return a >> rest[0]
         case "shl":
             return a << rest[0] & 0xFFFFFFFF
+        case "add":
+            return a + rest[0] & 0xFFFFFFFF
         case "lop3":
-            assert rest[2] == 0xEA
-            return a & rest[0] | rest[1]
+            return _of_three(a, rest[0], rest[1], table=int(rest[2]))
         case "prmt":
             both = [a >> 8 * i & 255 for i in range(4)] + [rest[0] >> 8 * i & 255 for i in range(4)]
             picks = [int(rest[1]) >> 4 * i & 15 for i in range(4)]
             assert max(picks) < 8  # the top bit would spread a sign
             return sum((both[pick] << 8 * i for i, pick in enumerate(picks)), torch.tensor(0))
+        case "mul" if op == "mul.lo.u32":
+            return a * rest[0] & 0xFFFFFFFF
         case "fma" | "mul":
             product = _floats(a, dtype).double() * _floats(rest[0], dtype).double()
             if len(rest) == 2:
@@ -61,6 +64,12 @@ def _result(op: str, sources: list[Tensor]) -> Tensor:
             assert op == "cvt.rn.bf16x2.f32"
             return _word(torch.stack([_float32(rest[0]), _float32(a)], dim=-1).bfloat16())
     raise AssertionError(op)
+
+
+def _of_three(a: Tensor, b: Tensor, c: Tensor, table: int) -> Tensor:
+    """Bit `4 * a + 2 * b + c` of the table, for the bits of three words."""
+    picked = (4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1) for i in range(32))
+    return sum(((table >> pick & 1) << i for i, pick in enumerate(picked)), torch.tensor(0))
 
 
 def _floats(word: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,8 +20,9 @@ from quire.ops.gpu.linear.grouped_layout import GroupedWeight, are_zero_points, 
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.quantized_weights import load_quantized
 from quire.ops.gpu.linear.scaled import MAX_INT8_KERNEL_ROWS, ScaledConfig, ScaledWeight, scaled_kernel, scaled_linear
-from quire.ops.gpu.linear.w4a8 import LOOK_UP, W4A8Weight, pack_w4a8, w4a8_kernel, w4a8_linear
+from quire.ops.gpu.linear.w4a8 import TO_FP8, W4A8Weight, pack_w4a8, w4a8_kernel, w4a8_linear
 from quire.ops.gpu.linear.w4a8_gemv import can_gemv_shuffled, w4a8_gemv
+from quire.ops.gpu.linear.w4a8_instructions import UNIT
 from quire.ops.gpu.moe.quantized import stack_experts
 from quire.ops.gpu.weights import QUANTIZERS, load_experts, load_segments
 from quire.ops.reference import quantized_linear as plain
@@ -188,16 +189,16 @@ def test_splits_of_w4a8_are_added_up_in_one_order() -> None:
     torch.testing.assert_close(shared, plain.w4a8_linear(*x, q - 8, scales), rtol=1e-2, atol=1e-2)
 
 
-def test_the_instructions_look_up_every_value_in_every_plane() -> None:
+def test_the_instructions_make_every_value_in_every_plane() -> None:
     for first in range(16):
         values = [[(first + 3 * plane + 5 * word) % 16 for word in range(4)] for plane in range(8)]
         words = [0] * 4
         for plane, of_plane in enumerate(values):
             for word, value in enumerate(of_plane):
-                words[plane // 2] |= value << 4 * (plane % 2 * 4 + word)
-        planes = execute(LOOK_UP, tuple(words), 8, torch.bfloat16)
-        as_fp8 = [plane.view(torch.uint8).view(torch.float8_e4m3fn).float() for plane in planes]
-        assert torch.equal(torch.stack(as_fp8).long(), torch.tensor(values) - 8)
+                words[plane // 2] |= value << 8 * word + 4 * (plane % 2)
+        planes = execute(TO_FP8, tuple(words), 8, torch.bfloat16)
+        as_fp8 = [plane.view(torch.uint8).view(torch.float8_e4m3fn).float() * UNIT for plane in planes]
+        assert torch.equal(torch.stack(as_fp8), torch.tensor(values) - 8.0)
 
 
 def test_w4a8_is_made_of_floats_and_of_symmetric_files() -> None:

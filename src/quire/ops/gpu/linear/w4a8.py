@@ -2,10 +2,10 @@
 """y = x @ w.T for 4-bit weights in groups and fp8 activations, a scale for each token (W4A8).
 
 The integers -8 .. 7 are exact in fp8 (e4m3), so values go into the tensor cores as they are, at twice the rate of 16
-bits, and a group's scale is applied to its sums in fp32: no weight is rounded. Four bytes are looked up at a time: of
-four neighbouring words, the lower half of word i has the values of plane 2 i, the upper half those of plane 2 i + 1,
-and so no byte changes its lane (`shuffle_words`). On Hopper, many rows go in wider tiles (w4a8_wide.py). One row goes
-without tensor cores (w4a8_gemv.py)."""
+bits, and a group's scale is applied to its sums in fp32: no weight is rounded. Eight values of a word become fp8 at a
+time: of four neighbouring words, the lower halves of the bytes of word i have the values of plane 2 i, the upper halves
+those of plane 2 i + 1, and so no byte changes its lane (`shuffle_words`). On Hopper, many rows go in wider tiles
+(w4a8_wide.py). One row goes without tensor cores (w4a8_gemv.py)."""
 
 from dataclasses import dataclass, replace
 
@@ -23,7 +23,7 @@ from quire.ops.gpu.linear.split_k import finish, rounded_product, split_launch
 from quire.ops.gpu.linear.tile_times import TileTime, fastest
 from quire.ops.gpu.linear.unpack import take_planes
 from quire.ops.gpu.linear.w4a8_gemv import can_gemv_shuffled, w4a8_gemv
-from quire.ops.gpu.linear.w4a8_instructions import look_up_instructions
+from quire.ops.gpu.linear.w4a8_instructions import UNIT, fp8_instructions
 from quire.ops.gpu.linear.w4a8_wide_config import wide_config_of
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
@@ -32,8 +32,8 @@ MAX_RUN = 128  # inputs whose products Hopper adds up with some 14 bits
 # By the most rows; beyond them, the faster of two.
 TILES = {16: Tile(16, 64, 4, 4, 4), 32: Tile(32, 64, 4, 3, 3), 64: Tile(64, 64, 4, 3, 3)}
 LARGE_TILES = {
-    Tile(128, 128, 8, 3, 1): TileTime(128, 128, 1, 2, 1.5, (0, 5, 7, 10)),
-    TILES[64]: TileTime(64, 64, 3, 2, 0.5, (0, 3, 5, 8), 0.68),
+    Tile(128, 128, 8, 3, 1): TileTime(128, 128, 1, 2, 1.33, (0, 5, 7, 10)),
+    TILES[64]: TileTime(64, 64, 3, 2, 0.45, (0, 3, 5, 8), 0.62),
 }
 
 
@@ -70,7 +70,7 @@ def shuffle_words(weight: GroupedWeight) -> W4A8Weight:
     for plane in range(8):
         for word in range(4):
             value = quads[..., word] >> 4 * plane & 15
-            shuffled[..., plane // 2] |= value << 4 * (plane % 2 * 4 + word)
+            shuffled[..., plane // 2] |= value << 8 * word + 4 * (plane % 2)
     return W4A8Weight(replace(weight, words=shuffled.flatten(2)))
 
 
@@ -140,7 +140,7 @@ def w4a8_kernel(
         WHOLE_CHUNKS=K % w.chunk == 0,
         GROUP=w.group,
         WIDTH=w.width,
-        ASM="" if triton.knobs.runtime.interpret else LOOK_UP,
+        ASM="" if triton.knobs.runtime.interpret else TO_FP8,
         OVERLAP=overlap,
         **config.launch_options,
         **launch.constants,
@@ -193,7 +193,7 @@ def _w4a8_kernel(
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
             scales = load_scales(weight, chunk, rows, N, GROUP, 8 * WIDTH, False)
             offsets = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
-            planes = look_up(tl.load(weight.words + offsets, eviction_policy="evict_first"), ASM)
+            planes = to_fp8(tl.load(weight.words + offsets, eviction_policy="evict_first"), ASM)
             for number in tl.static_range(RUNS):
                 k = (chunk * RUNS + number) * RUN + tl.arange(0, RUN)
                 inside = present if WHOLE_CHUNKS else present & (k < K)[:, None]
@@ -201,16 +201,19 @@ def _w4a8_kernel(
                 w = take_planes(planes, number * 8 // RUNS, 8 // RUNS)
                 sums += tl.dot(w, x) * scale_of(scales, number * GROUPS // RUNS)[:, None]
         x_scales = tl.load(x_scale_ptr + tokens, mask=tokens < M, other=0.0)
+        if ASM != "":
+            x_scales *= INTEGERS
         total += rounded_product(sums, x_scales[None, :], ASM)  # as where another program adds up the splits
     finish(total, to, outputs, tokens, N, M, SHARES)
 
 
 MAX_RUN_INPUTS = tl.constexpr(MAX_RUN)
+INTEGERS = tl.constexpr(UNIT)
 
 
 @triton.jit
-def look_up(words, ASM: tl.constexpr):
-    """Shuffled words int32 [n, width] -> eight planes of fp8 [n, width]"""
+def to_fp8(words, ASM: tl.constexpr):
+    """Shuffled words int32 [n, width] -> eight planes of fp8 [n, width]; with instructions, over UNIT"""
     d = tl.float8e4nv
     if ASM == "":
         quads = tl.reshape(words, (words.shape[0], words.shape[1] // 4, 2, 2))
@@ -219,9 +222,9 @@ def look_up(words, ASM: tl.constexpr):
         of_words = (of_even[0], of_odd[0], of_even[1], of_odd[1])
         planes = ()
         for plane in tl.static_range(8):
-            of_plane = of_words[plane // 2] >> (plane % 2 * 16)
+            of_plane = of_words[plane // 2] >> (plane % 2 * 4)
             pairs = tl.join(
-                tl.join(of_plane & 15, of_plane >> 8 & 15), tl.join(of_plane >> 4 & 15, of_plane >> 12 & 15)
+                tl.join(of_plane & 15, of_plane >> 16 & 15), tl.join(of_plane >> 8 & 15, of_plane >> 24 & 15)
             )
             planes = append(planes, (tl.reshape(pairs, words.shape) - 8).to(tl.float32).to(d))
     else:
@@ -231,4 +234,4 @@ def look_up(words, ASM: tl.constexpr):
     return planes
 
 
-LOOK_UP = look_up_instructions(range(4))
+TO_FP8 = fp8_instructions(range(4))

@@ -4,9 +4,9 @@
 Integers are the values times a power of two that is a group's own. An fp8 value has four bits, so of those up to 2**-11
 of the greatest of 128 nothing is lost, and of the others less than 2**-15 of it.
 
-Of every 256 columns, column 32 p + 4 j + e belongs to plane p of quad j (`shuffle_words`). The values of e and e + 2,
-whose weights are neighbouring bytes, lie side by side: those of planes 0 to 3 for e = 0, then for e = 1, then those of
-planes 4 to 7."""
+Of every 256 columns, column 32 p + 4 j + e belongs to plane p of quad j (`shuffle_words`). The values of two
+neighbouring columns, whose weights are neighbouring bytes, lie side by side: those of planes 0 and 2, then of 1 and 3,
+of 4 and 6, and of 5 and 7."""
 
 import torch
 import triton
@@ -62,7 +62,8 @@ def _as_int16_kernel(x_ptr, x_scale_ptr, out_ptr, scale_ptr, n, OVERLAP: tl.cons
     q = groups * up[:, None]
     q = (q + 12582912.0) - 12582912.0  # 1.5 * 2**23 leaves no bits below one: round half to even
     plane, e = inside // 32, inside % 4
-    place = ((plane // 4 * 2 + e % 2) * 32 + inside % 32 // 4 * 4 + plane % 4) * 2 + e // 2
+    kind, word = plane // 4 * 2 + plane % 2, plane % 4 // 2 * 2 + e // 2
+    place = (kind * 32 + inside % 32 // 4 * 4 + word) * 2 + e % 2
     tl.store(out_ptr + tl.program_id(0) * CHUNK + place, tl.reshape(q, (CHUNK,)).to(tl.int16))
     scales = down * tl.load(x_scale_ptr)
     pairs = scale_ptr + (tl.program_id(0) * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)) * 2
