@@ -32,7 +32,7 @@ def finish(
     if SPLITS > 1:
         tile = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
         base = partials_ptr + tile.to(gl.int64) * (SPLITS * BLOCK_N * BLOCK_M)
-        sums = _flat(acc)
+        sums = flat(acc)
         quads = gl.arange(0, BLOCK_N * BLOCK_M // 4, gl.SliceLayout(1, sums.type.layout))
         inside = quads[:, None] * 4 + gl.arange(0, 4, gl.SliceLayout(0, sums.type.layout))[None, :]
         gl.store(base + gl.program_id(2) * (BLOCK_N * BLOCK_M) + inside, sums)
@@ -100,7 +100,7 @@ def sum_of_share(
 
 
 @gluon.jit
-def _flat(acc):
+def flat(acc):
     """Sums [outputs, tokens], in the order in which a warp writes them at once, four of a lane."""
     N: gl.constexpr = acc.shape[0]
     M: gl.constexpr = acc.shape[1]
