@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from benchmarks.machine import describe
 from quire.core.params import SamplingParams
+from quire.core.plan import StepOutput
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
@@ -136,9 +137,16 @@ def new_engine(folder: Path, sequences: int, tree_nodes: int, fixed: bool) -> En
 def measure(folder: Path, sequences: int, args: argparse.Namespace) -> dict[str, float]:
     engine = new_engine(folder, sequences, args.tree_nodes, args.fixed)
     scheduler, timer = engine._scheduler, Timer()
-    learn = scheduler.record_step
-    # A device's step, to learn from: 4 ms and 20 us a token.
-    scheduler.record_step = lambda plan, seconds: learn(plan, 4e-3 + 2e-5 * plan.num_tokens)  # type: ignore[method-assign]
+    assert scheduler.speculation is not None
+    record, drafting = scheduler.record_step, scheduler.speculation.record_drafting
+
+    def record_drafting(output: StepOutput) -> None:
+        output.device_seconds, output.draft_seconds = 0.0, 1e-3
+        drafting(output)
+
+    # A device's step, to learn from: 4 ms and 20 us a token, and 1 ms for drafts.
+    scheduler.record_step = lambda plan, seconds, gap: record(plan, 5e-3 + 2e-5 * plan.num_tokens)  # type: ignore[method-assign]
+    scheduler.speculation.record_drafting = record_drafting  # type: ignore[method-assign]
     for number in range(sequences):
         prompt = [(7 * number + 3 * place) % VOCAB for place in range(PROMPT)]
         params = SamplingParams(max_tokens=1800, temperature=0.0, seed=0, ignore_eos=True)

@@ -42,7 +42,7 @@ class FakeRow:
 def make_drafts_free(speculation: Speculation | None) -> None:
     """Let the cost models believe that every step takes the same time, and a draft none: nearly all of them pay."""
     assert speculation is not None, "the scheduler has no speculation"
-    speculation.budget._ahead = 0  # nor does a sequence lose a step while it waits for its drafts
+    speculation.budget.ahead = 0  # nor does a sequence lose a step while it waits for its drafts
     models = [(speculation.budget.step_cost, 1.0), *((quotas._draft_cost, 1e-6) for quotas in speculation._quotas)]
     for cost, seconds in models:
         for num_tokens in (1, 9, 100) * 20:

@@ -525,9 +525,61 @@ def test_a_step_in_which_drafts_were_compiled_teaches_nothing() -> None:
         plan = StepPlan(0, [Run(0, 0, num_tokens)])
         drafted = {ASKED_METHOD: [(1, seconds)]}
         speculation.record_drafting(StepOutput(0, [], is_timed=is_timed, draft_steps=drafted))
-        speculation.record_step(plan, seconds, has_prompts=False)
+        speculation.record_step(plan, seconds, gap=0.0, has_prompts=False)
     assert cost.seconds(1) == pytest.approx(0.01) and cost.seconds(4) < 0.03
     assert speculation._quotas[0]._draft_cost.seconds(1) == pytest.approx(0.01)
+
+
+def test_what_a_device_waits_for_the_host_is_measured() -> None:
+    limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64, block_size=4, max_model_len=64, max_queued=9)
+    policy = DraftPolicy((DraftMethod(ASKED_METHOD, 3, cost=0.05),))
+    speculation = Scheduler(limits, 40, ahead=1, drafts=policy).speculation
+    assert speculation is not None
+    budget = speculation.budget
+    plan = StepPlan(0, [Run(0, 0, 1), Run(1, 0, 1), Run(2, 0, 1)])
+    speculation.record_drafting(StepOutput(0, [], device_seconds=0.01))
+    speculation.record_step(plan, 0.012, gap=0.0, has_prompts=False)  # planned ahead: the device did not wait
+    assert budget.step_cost.seconds(3) == pytest.approx(0.01)
+    assert budget._wait(3) == pytest.approx(host_share(3) * 0.01, rel=0.05)
+    for _ in range(60):
+        speculation.record_drafting(StepOutput(0, [], draft_seconds=0.003, device_seconds=0.01))
+        speculation.record_step(plan, 0.012, gap=0.005, has_prompts=False)
+    assert budget._wait(3) == pytest.approx(0.004, rel=0.01)
+    assert budget._wait(64) == pytest.approx(host_share(64) * budget.step_cost.seconds(64))  # not measured
+    speculation.record_step(plan, 9.0, gap=0.005, has_prompts=False)  # something else held the host up
+    assert budget._wait(3) < 0.02
+
+
+def test_drafts_beside_prompts_gain_what_the_larger_steps_to_come_would_not() -> None:
+    """With async scheduling a sequence misses a step for its drafts if it does not wait for them."""
+    sizes = [(size, 0.004 + 2e-5 * size) for size in range(8, 512, 8)]
+    at_once, ahead = (DraftBudget(0.01, depth, sizes) for depth in (0, 1))
+    offers, seconds = [[0.95, 0.9]] * 16, [1e-5] * 16
+    assert set(at_once.choose_asked(offers, 16, 99, seconds, num_coming=240)) == {2}, "nobody misses a step"
+    assert set(ahead.choose_asked(offers, 16, 99, seconds, num_coming=1)) == {2}
+    assert set(ahead.choose_asked(offers, 16, 99, seconds, num_coming=240)) == {0}
+    assert set(ahead.choose_asked([[0.9, 0.1]] * 16, 16, 99, seconds, num_coming=1)) == {0}, "less than the missed one"
+
+
+def test_another_sequence_is_tried_each_time_where_it_misses_a_step() -> None:
+    for ahead in (0, 1):
+        limits = SchedulerLimits(
+            max_num_seqs=4, max_num_batched_tokens=64, block_size=4, max_model_len=64, max_queued=9
+        )
+        policy = DraftPolicy((DraftMethod(ASKED_METHOD, 3, acceptance=0.01, cost=0.05),), GPU_TOKEN_COST)
+        scheduler = Scheduler(limits, 60, ahead=ahead, drafts=policy)
+        for name in "abc":
+            params = SamplingParams(max_tokens=50, seed=0)
+            scheduler.add(Request(id=name, prompt_ids=[5, 6, 7], params=params, eos_ids=[]), 0.0)
+        asked = []
+        for _ in range(40):
+            plan = scheduler.schedule()
+            asked += [run.row for run in plan.runs if run.quotas]
+            drafted = {run.row: [Proposal(ASKED_METHOD, [1])] for run in plan.runs if run.quotas}
+            sampled = [SampledRow(run.row, [9], proposals=drafted.get(run.row, [])) for run in plan.runs]
+            scheduler.update(StepOutput(plan.step, sampled))
+            scheduler.record_step(plan, 1.0)
+        assert len(asked) > 5 and (max(map(asked.count, asked)) < 0.5 * len(asked)) == (ahead == 1), asked
 
 
 def test_a_fixed_length_is_used_whatever_it_costs() -> None:

@@ -48,8 +48,11 @@ class DraftQuotas:
 
     def record_step(self, seconds: float) -> None:
         """A step has ended, which took so long."""
-        most = MAX_PROBE_STEPS * self._budget.step_cost.seconds(1)
-        self._allowance = min(self._allowance + PROBE_SHARE * seconds, most)
+        self._allowance = min(self._allowance + PROBE_SHARE * seconds, self._max_allowance)
+
+    @property
+    def _max_allowance(self) -> float:
+        return MAX_PROBE_STEPS * self._budget.step_cost.seconds(1)
 
     def record_drafting(self, step: int, seconds_in_all: float, steps: Many[tuple[int, float]]) -> None:
         """What drafts took, and steps of the method's own in it, (tokens, seconds)."""
@@ -66,15 +69,15 @@ class DraftQuotas:
         """An answer has ended."""
         self._mean_output += (num_tokens - self._mean_output) * (0.1 if self._mean_output else 1.0)
 
-    def assign(self, step: int, asked: Many[Asked], max_drafts: int) -> None:
-        """Set the quota of each run."""
+    def assign(self, step: int, asked: Many[Asked], max_drafts: int, num_coming: int) -> None:
+        """Set the quota of each run. `num_coming`: of sequences whose prompts come, which do not wait for drafts."""
         if not asked:
             return
         fixed = self._policy.fixed_length(len(asked))
         if fixed is not None:
             counts = [self._fixed(one, fixed, max_drafts // len(asked)) for one in asked]
         else:
-            counts = self._with_trees(asked, self._choose(asked, max_drafts), max_drafts)
+            counts = self._with_trees(asked, self._choose(asked, max_drafts, num_coming), max_drafts)
             if not any(counts) and self._probed_step < 0 and self._allowance > 0.0:
                 self._probe(step, asked, counts)
         for one, count in zip(asked, counts, strict=True):
@@ -88,15 +91,15 @@ class DraftQuotas:
             return self.method.tree_nodes
         return min(count, most, asked.fits)
 
-    def _choose(self, asked: Many[Asked], max_drafts: int) -> list[int]:
+    def _choose(self, asked: Many[Asked], max_drafts: int, num_coming: int) -> list[int]:
         num_rows = len(asked)
         scale = 1.0 if self._draft_cost.is_measured else self.method.cost * self._budget.step_cost.seconds(1)
         added = islice(self._draft_cost.added_seconds(1), num_rows - 1)
         seconds = [scale * each for each in accumulate(added, initial=self._draft_cost.seconds(1))]
         most = 1 if self._is_new else self.method.max_tokens
         offers = [chain_probabilities(one.rate.position_rates(min(one.fits, most))) for one in asked]
-        counts = self._budget.choose_asked(offers, num_rows, max_drafts, seconds)
-        together = 2 * sum(map(bool, counts)) >= num_rows
+        counts = self._budget.choose_asked(offers, num_rows, max_drafts, seconds, num_coming)
+        together = not num_coming and 2 * sum(map(bool, counts)) >= num_rows
         worth = [
             not count or self._is_worth(one, count, num_rows, count * seconds[-1] / num_rows, together)
             for one, count in zip(asked, counts, strict=True)
@@ -104,7 +107,7 @@ class DraftQuotas:
         if all(worth):
             return counts
         offers = [offer if kept else [] for offer, kept in zip(offers, worth, strict=True)]
-        return self._budget.choose_asked(offers, num_rows, max_drafts, seconds)
+        return self._budget.choose_asked(offers, num_rows, max_drafts, seconds, num_coming)
 
     @property
     def _is_new(self) -> bool:
@@ -197,14 +200,18 @@ class DraftQuotas:
 
     def _probe(self, step: int, asked: Many[Asked], counts: list[int]) -> None:
         """Ask for one draft token of one sequence, if the allowance pays for what has to be read for it. Whether it is
-        right is known from the token that is sampled: it need not be verified."""
+        right is known from the token that is sampled: it need not be verified. Where a sequence misses a step for it,
+        it is another one each time."""
+        ahead = self._budget.ahead
         decoding = [
-            (rate.num_trials >= FEW_TRIALS, seq.num_known - rate.num_read, index)
+            (rate.num_trials >= FEW_TRIALS, ahead * rate.asked_step, seq.num_known - rate.num_read, index)
             for index, (run, seq, rate, fits, _) in enumerate(asked)
             if fits and run.start + run.count == len(seq.tokens)
         ]
-        for _, missing, index in sorted(decoding):
-            if self._seconds(max(missing, 1)) <= self._allowance:
+        for *_, missing, index in sorted(decoding):
+            if (seconds := self._seconds(max(missing, 1))) <= self._allowance:
                 counts[index] = 1
                 self._probed_step = step
                 return
+            if ahead and seconds <= self._max_allowance:
+                return  # its turn comes when there is enough

@@ -173,3 +173,4 @@ class StepOutput:
     draft_seconds: float = 0.0  # of the step's time, what methods took to propose draft tokens and to read prompts
     draft_steps: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # by method: (tokens, seconds)
     is_timed: bool = True  # False: drafts were compiled or captured beside it, and its time tells nothing
+    device_seconds: float = 0.0  # of the forward pass and sampling, where the host runs ahead of a device that tells

@@ -187,8 +187,8 @@ class Scheduler:
             self.sends.send(plan)
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
-        has_prompts = bool(behind or (self.groups.waiting.items and self.rows.num_unreserved))
-        num_drafts = self.speculation.add_drafts(plan, behind, has_prompts) if self.speculation else 0
+        num_coming = len(behind) + min(len(self.groups.waiting.items), self.rows.num_unreserved)  # prompts
+        num_drafts = self.speculation.add_drafts(plan, behind, num_coming > 0) if self.speculation else 0
         budget = self._prefill_budget(len(plan.runs) + num_drafts, behind)
         num_reserved = 0  # blocks that running prompts still need: they were admitted because these were free
         all_moved = True
@@ -201,7 +201,7 @@ class Scheduler:
             first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
             self.prefill.admit(plan, budget, num_reserved, first_in_flight)
         if self.speculation:
-            self.speculation.set_quotas(plan, has_prompts)
+            self.speculation.set_quotas(plan, num_coming)
         plan.retired = self.rows.take_retired()
         self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
         if self._ahead and self._micro_batches == 1:
@@ -411,8 +411,9 @@ class Scheduler:
 
     # ---- measure
 
-    def record_step(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from how long a step took: steps with prompts bound later ones, the others tell what drafts cost."""
+    def record_step(self, plan: StepPlan, seconds: float, gap: float = 0.0) -> None:
+        """Learn from how long a step took: steps with prompts bound later ones, the others tell what drafts cost.
+        `gap`: from the end of the step before to the plan of this one, which could not be made earlier."""
         if self.tiers:
             self.tiers.record_step(seconds)
         num_tokens = plan.num_tokens
@@ -422,7 +423,7 @@ class Scheduler:
             if self.tiers:
                 self.tiers.record_prefill(num_tokens, seconds)
         if self.speculation:
-            self.speculation.record_step(plan, seconds, has_prompts)
+            self.speculation.record_step(plan, seconds, gap, has_prompts)
 
     @property
     def num_preemptions(self) -> int:

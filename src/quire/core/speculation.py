@@ -23,6 +23,7 @@ class Speculation:
     ) -> None:
         self.policy = policy
         self.budget = DraftBudget(policy.token_cost, ahead, policy.step_seconds)
+        self._ahead = ahead
         self._limits = limits
         self._kv_blocks = kv_blocks
         self._rows = rows
@@ -39,6 +40,7 @@ class Speculation:
         self._unlearnt: list[tuple[Sequence, list[Proposal], Run | None, list[int]]] = []
         self._drafted: StepOutput | None = None  # whose times of drafting are unlearnt as well
         self._draft_seconds = 0.0  # of the last step
+        self._device_seconds = 0.0  # of the last step, without drafting; 0: not known
         self._is_timed = True  # the last step
         self.num_drafts = 0  # runs with draft tokens
         self.num_draft_tokens = 0
@@ -72,13 +74,14 @@ class Speculation:
                 num_drafts += count
         return num_drafts
 
-    def set_quotas(self, plan: StepPlan, has_prompts: bool) -> None:
-        """Say how many draft tokens are to be proposed after each run, by methods that are not free."""
-        most = self._max_drafts(len(plan.runs), has_prompts)
+    def set_quotas(self, plan: StepPlan, num_coming: int) -> None:
+        """Say how many draft tokens are to be proposed after each run, by methods that are not free. `num_coming`: of
+        sequences whose prompts are computed in this step or the next ones"""
+        most = self._max_drafts(len(plan.runs), num_coming > 0)
         self.budget.step_cost.look_at(len(plan.runs))
         for quotas in self._quotas:
             asked = [one for run in plan.runs if (one := self._asked(run, plan.step, quotas)) is not None]
-            quotas.assign(plan.step, asked, most)
+            quotas.assign(plan.step, asked, most, num_coming)
             if self._free:
                 for one in asked:
                     if count := one.run.quotas.get(quotas.method.name, 0):
@@ -261,6 +264,7 @@ class Speculation:
                 self._methods[proposal.method].add_tree(run.drafts, run.parents, tokens)
         elif run or UNKNOWN not in proposal.tokens:
             rate.update(run.drafts if run else proposal.tokens, tokens)
+            rate.position_rates(self._depths[proposal.method])  # now, while the device works, for the next plan
 
     @staticmethod
     def _num_kept(seq: Sequence, sampled: SampledRow, run: Run) -> int:
@@ -284,17 +288,21 @@ class Speculation:
         """What methods took to propose."""
         self._learn_all()  # where no times are recorded
         self._drafted, self._draft_seconds, self._is_timed = output, output.draft_seconds, output.is_timed
+        self._device_seconds = output.device_seconds if self._ahead else 0.0
 
-    def record_step(self, plan: StepPlan, seconds: float, has_prompts: bool) -> None:
-        """Learn from how long the step took whose output came last, and from what it verified."""
+    def record_step(self, plan: StepPlan, seconds: float, gap: float, has_prompts: bool) -> None:
+        """Learn from how long the step took whose output came last, and from what it verified. `gap`: as given to
+        `Scheduler.record_step`"""
         self._learn_all()
         for quotas in self._quotas:
             quotas.record_step(seconds)
         if has_prompts or not plan.runs or not self._is_timed:
             self.budget.step_cost.forget_last()
         else:
-            own = max(seconds - self._draft_seconds, 0.01 * seconds)
+            own = self._device_seconds or max(seconds - self._draft_seconds, 0.01 * seconds)
             self.budget.step_cost.record_step(plan.num_tokens, own, len(plan.runs))
+            if gap and self._device_seconds:
+                self.budget.record_wait(len(plan.runs), gap + seconds - own - self._draft_seconds)
 
     def record_output(self, num_tokens: int) -> None:
         """An answer has ended."""

@@ -43,6 +43,7 @@ class _StepInFlight:
     samples: list[RequestSample]  # whose work it is
     schedule_seconds: float
     submitted: float
+    gap: float  # from the end of the step before, if this one could not be planned earlier
 
 
 class Engine:
@@ -72,6 +73,7 @@ class Engine:
         _collect_garbage_rarely()
         self.record: StepRecord | None = None
         self._recorded_plan: StepPlan | None = None  # of the record, until the scheduler has learnt from it
+        self._recorded_gap = 0.0  # before it
         self._in_flight: deque[_StepInFlight] = deque()
         self._stopped = False
         self._collected = 0.0  # when the last step ended
@@ -177,9 +179,10 @@ class Engine:
             return events
         events += self._collect()
         if self._drafts_ahead and not self._in_flight and self._can_plan:
-            self._submit_plan(time.perf_counter())  # the device works while the caller reads the events
+            # The device works while the caller reads the events.
+            self._submit_plan(time.perf_counter(), ended=self._collected)
         if self._recorded_plan is not None and self.record is not None:
-            self._scheduler.record_step(self._recorded_plan, self.record.run_seconds)
+            self._scheduler.record_step(self._recorded_plan, self.record.run_seconds, self._recorded_gap)
             self._recorded_plan = None
         return events
 
@@ -187,8 +190,9 @@ class Engine:
     def _can_plan(self) -> bool:
         return self._scheduler.has_work and not (self._may_wait and self._scheduler.awaits_output)
 
-    def _submit_plan(self, begin: float) -> bool:
-        """`begin`: when the step began. -> whether there is something to compute"""
+    def _submit_plan(self, begin: float, ended: float = 0.0) -> bool:
+        """`begin`: when the step began. `ended`: when the one before did, if this one waited for it. -> whether there
+        is something to compute"""
         plan = self._scheduler.schedule()
         scheduled = time.perf_counter()
         if self._live:
@@ -196,7 +200,8 @@ class Engine:
         admitted = [self._scheduler.rows[admission.row].group.id for admission in plan.admitted]
         samples = self._note_active_work([run.row for run in plan.runs], bool(plan.admitted))
         self.executor.submit(plan)
-        self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
+        gap = scheduled - ended if ended else 0.0
+        self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled, gap))
         return bool(plan.runs)
 
     def _fetch_first(self) -> list[SequenceEvent]:
@@ -245,7 +250,7 @@ class Engine:
             admitted=step.admitted,
         )
         self._collected, self._step_seconds = ran, self.record.run_seconds
-        self._recorded_plan = step.plan
+        self._recorded_plan, self._recorded_gap = step.plan, step.gap
         if self._live:
             self._live.ran(self.record)
         return events

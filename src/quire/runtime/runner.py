@@ -84,6 +84,7 @@ class Runner:
             proposer.bind(self.rows, self.program, self.sampler)
         self.encoder_inputs = _encoder_inputs(ops, model, self.cache, size, max_rows, max_tokens)
         self.structured: StructuredOutputRows | None = None
+        self._timer = ops.new_timer()
         self._helper = ThreadPoolExecutor(1, "masks") if idle_cpu else None
         self._vocab = model.config.vocab
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
@@ -115,7 +116,11 @@ class Runner:
     def collect(self) -> StepOutput:
         step, finish = self._in_flight.popleft()
         sampled = list(finish().values())
-        return StepOutput(step, sampled, *(self.proposer.take_times() if self.proposer else ()))
+        if self.proposer is None:
+            return StepOutput(step, sampled)
+        output = StepOutput(step, sampled, *self.proposer.take_times())
+        output.device_seconds = sum(seconds for _, seconds in self._timer.take()[-1:])
+        return output
 
     def run(self, plan: StepPlan) -> StepOutput:
         self.submit(plan)
@@ -194,6 +199,8 @@ class Runner:
         if self.encoder_inputs:
             self.encoder_inputs.attach(step.batch, runs)
         rows = step.sampling.tolist()
+        if self.proposer:
+            self._timer.start()
         logits, masks = self._compute(step, rows)
         for cache in self._caches:
             cache.join_swaps()
@@ -224,6 +231,8 @@ class Runner:
             sample = self.sampler.verify(logits[:num_lines], rows, drafts, masks, parents)
         elif rows:
             sample = self.sampler.begin(logits[: len(rows)], rows, masks)
+        if self.proposer:
+            self._timer.stop(step.batch.num_tokens)
         unknown = [row for row, of_row in step.parents.items() if is_unknown(of_row)]
         trees = self.proposer.grown_trees(unknown) if self.proposer else {}
         num_drafts = np.fromiter(map(len, drafts), np.int32) if drafts else np.zeros(len(rows), np.int32)
