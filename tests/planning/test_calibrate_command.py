@@ -11,7 +11,7 @@ from quire.cli.calibrate import calibrate, kept_calibration, logged_server
 from quire.cli.main import main
 from quire.engine.options import EngineOptions
 from quire.planning.fleet import SimulatedEngine
-from quire.planning.step_log import read_steps
+from quire.planning.step_log import read_steps, read_told
 from quire.planning.workload import WorkloadSpec, generate
 
 
@@ -35,7 +35,7 @@ def test_a_workload_is_served_as_it_is_simulated(options: EngineOptions, tmp_pat
     with logged_server(options) as server:
         before = calibrate(options, 1.0, server)
         begin, sent, real = Client(server.url, 250, seed=1).run(generate(spec))
-        steps = read_steps(server.log, begin)
+        steps, told = read_steps(server.log, begin), read_told(server.log, begin)
         served = time.perf_counter()
         after = calibrate(options, 1.0, server)
         again = [step.work for step in read_steps(server.log, served)]
@@ -44,6 +44,8 @@ def test_a_workload_is_served_as_it_is_simulated(options: EngineOptions, tmp_pat
     assert all(0 < ttft <= latency < real.seconds for ttft, latency in zip(real.ttft, real.latency, strict=True))
     assert len(steps) >= 20 and 0 < sum(step.seconds for step in steps) < real.seconds
     assert sum(step.work.num_rows for step in steps) == 12 * 20, "every token is sampled in some step"
+    assert sum(each.num_tokens for each in told) == 12 * 20 and sum(each.num_messages for each in told) == len(steps)
+    assert all(0 < each.num_writes <= each.num_tokens and 0 < each.seconds < 1 for each in told if each.num_tokens)
     assert max(step.began + step.seconds for step in steps) < begin + real.seconds
     first = steps[0].work
     assert (first.num_tokens, first.num_read, first.num_pairs, first.num_chunks) == (52, 52, 52 * 53 // 2, 1)

@@ -42,7 +42,7 @@ from quire.planning.calibration import (
 )
 from quire.planning.fitted_times import Curve, FittedTimes
 from quire.planning.step_fit import FitQuality, MeasuredStep, fit
-from quire.planning.step_log import LoggedStep, read_steps
+from quire.planning.step_log import LoggedStep, Told, read_steps, read_told
 from quire.planning.step_times import ServingCosts, StepWork
 
 TIMES = FittedTimes(
@@ -161,20 +161,26 @@ def test_a_turn_of_a_gpu_s_loop_is_divided_among_what_it_does() -> None:
     assert loop_costs([]) == ServingCosts()
 
 
-def test_what_a_server_takes_is_told_by_its_cpu() -> None:
-    steps = [logged(0.01 * number, 4) for number in range(1000)]
-    served = []
+def test_what_a_server_takes_is_told_by_its_messages_and_its_cpu() -> None:
+    """Streams of messages that were there together are written once."""
+    served, told = [], []
     for number in range(20):
-        began, num_requests, num_tokens = 0.5 * number, 1 + number % 3, 40 * (1 + number % 5)
-        ended = began + 0.1 + 0.02 * (number % 4)
-        num_steps = sum(began <= step.began < ended for step in steps)
-        num_prompt = num_requests * (64 + 500 * (number % 7))
-        cpu_seconds = 0.001 * num_requests + 1e-6 * num_prompt + 5e-5 * num_steps + 2e-5 * num_tokens
-        served.append(ServedRound(began, ended, cpu_seconds, num_requests, num_prompt, num_tokens))
-    costs = server_costs(steps, served)
-    assert (costs.taken, costs.message, costs.stream) == pytest.approx((0.001, 5e-5, 2e-5), rel=1e-3)
-    assert costs.prompt_token == pytest.approx(1e-6, rel=1e-3)
-    assert server_costs(steps, [replace(each, cpu_seconds=0.0) for each in served]) == ServingCosts(), "not known"
+        began, num_requests, num_prompt = 0.5 * number, 1 + number % 3, 64 + 500 * (number % 7)
+        own = []
+        for each in range(5 + 3 * (number % 4)):
+            num_messages, num_streams = 1 + each % 3, 4 << number % 5
+            num_tokens = num_messages * num_streams
+            seconds = 5e-5 * num_messages + 4e-6 * num_tokens + 9e-6 * num_streams
+            own.append(Told(began + 0.01 * each, seconds, num_messages, num_tokens, num_streams))
+        rest = 0.001 * num_requests + 1e-6 * num_prompt + 1e-5 * sum(one.num_messages for one in own)
+        cpu_seconds = rest + sum(one.seconds for one in own)
+        served.append(ServedRound(began, began + 0.4, cpu_seconds, num_requests, num_prompt, 9))
+        told += own
+    costs = server_costs(told, served)
+    assert (costs.message, costs.stream, costs.write) == pytest.approx((6e-5, 4e-6, 9e-6), rel=1e-3)
+    assert (costs.taken, costs.prompt_token) == pytest.approx((0.001, 1e-6), rel=1e-3)
+    unknown = [replace(each, cpu_seconds=0.0) for each in served]
+    assert server_costs(told, unknown) == server_costs([], served) == ServingCosts()
 
 
 def test_a_step_tells_what_was_computed_just_before_it() -> None:
@@ -227,9 +233,10 @@ def test_rounds_are_within_the_context_and_the_sequences() -> None:
 def test_a_ramp_is_within_the_context_and_the_sequences(most: int) -> None:
     ramp, rng = ramp_that_fits(most, 16), Random(1)
     drawn = [ramp.draw(rng) for _ in range(500)]
-    assert all(has_prefix * ramp.prefix + prompt + output <= most for has_prefix, prompt, output in drawn)
+    assert all(prefix + prompt + output <= most for prefix, prompt, output in drawn)
     assert all(prompt > 0 and output > 0 for _, prompt, output in drawn)
-    assert any(has_prefix for has_prefix, _, _ in drawn) == (most > 2048)
+    prefixes = {prefix for prefix, _, _ in drawn}
+    assert len(prefixes) > 50 if most > 2048 else prefixes == {0}
     begins = ramp.begins()
     assert len(begins) == 16 and begins[0] == 0 and begins == sorted(begins) and begins[-1] < 0.85
     assert Ramp(1, (1, 1), (1, 1)).begins() == [0]
@@ -239,6 +246,12 @@ def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
     steps = [logged(1.5, 3), replace(logged(2.5, 4, goes_on=False, num_chunks=1), num_new=2, num_ended=1, waited=0.5)]
     (tmp_path / "steps").write_bytes(b"".join(step.packed() for step in steps) + b"cut off")
     assert read_steps(tmp_path / "steps") == steps and read_steps(tmp_path / "steps", 2.0) == steps[1:]
+
+
+def test_what_a_server_did_is_read_as_it_was_written(tmp_path: Path) -> None:
+    told = [Told(1.5, 0.001, 2, 10, 5), Told(2.5, 0.002, 1, 7, 7)]
+    (tmp_path / "steps.server").write_bytes(b"".join(each.packed() for each in told) + b"cut off")
+    assert read_told(tmp_path / "steps") == told and read_told(tmp_path / "steps", 2.0) == told[1:]
 
 
 def test_options_become_the_flags_of_a_server() -> None:

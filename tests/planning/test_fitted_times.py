@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quire.ops.gpu.graph_sizes import PREFILL_GRAPH_SIZES
-from quire.planning.fitted_times import DECODE_SIZES, HOT, FittedTimes, padded
+from quire.planning.fitted_times import DECODE_SIZES, HOT, FittedTimes, padded, split_share
 from quire.planning.step_fit import MeasuredStep, fit, fit_quality
 from quire.planning.step_times import StepWork
 
@@ -67,14 +67,16 @@ MOST = 22_000  # tokens a second
 
 def seconds_of_graph(work: StepWork) -> float:
     """A GPU: graphs are stairs, a shared prefix costs 0.7 for each sequence, few sequences read slowly, the longest
-    prompt takes time by itself, and a device that has computed MOST tokens a second is slower."""
+    prompt takes time by itself, contexts that are split take longer, and a device that has computed MOST tokens a
+    second is slower."""
     hot = min(1.0, max(0.0, (work.recent / MOST - HOT[0]) / (HOT[1] - HOT[0])))
     alone = work.num_read - work.num_chunk_read
-    read = (1e-7 if work.num_rows <= 8 else 3e-8) * (alone - 0.3 * work.num_shared)
+    price = 1e-7 if work.num_rows <= 8 else 3e-8
+    read = price * (alone - 0.3 * work.num_shared) + 3e-4 * split_share(work.num_rows, alone)
     if work.num_chunks:
         size = padded(work.num_tokens, PREFILL_GRAPH_SIZES)
         return 0.004 + (2.4e-5 + 3e-6 * hot) * size + read + 5e-9 * (work.num_pairs - alone) + 5e-7 * work.longest
-    return 0.0035 + 1e-5 * padded(work.num_tokens, DECODE_SIZES) + read + 1e-4 * hot
+    return 0.0035 + 1e-5 * padded(work.num_tokens, DECODE_SIZES) + read + 1e-4 * hot + 4e-9 * hot * work.num_read
 
 
 def random_graph_work(rng: random.Random) -> StepWork:
@@ -96,6 +98,8 @@ def test_a_fit_of_a_gpu_has_the_stairs_of_its_graphs() -> None:
         assert fitted.seconds(work) == pytest.approx(seconds_of_graph(work), rel=0.03)
     assert fitted.seconds(StepWork(129, 1, 129, 0, 1)) > 1.1 * fitted.seconds(StepWork(128, 1, 128, 0, 1))
     assert fitted.most == pytest.approx(MOST, rel=0.05)
+    short, long = (fitted.seconds(StepWork(8, 8, 8 * context, 8 * context)) for context in (60, 260))
+    assert long - short == pytest.approx(3e-4 + 8 * 200 * 1e-7, rel=0.15), "attention is split among programs"
     cool = StepWork(400, 1, 400, 80_000, 1, 0, 400, 400)
     assert fitted.seconds(replace(cool, recent=MOST)) > 1.05 * fitted.seconds(cool), "its clock is lower"
     assert FittedTimes.of(json.loads(json.dumps(fitted.as_json()))) == fitted

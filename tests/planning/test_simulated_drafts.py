@@ -23,10 +23,11 @@ from quire.planning.packed_bytes import GpuFormat, NativeFormat
 from quire.planning.plan import Setup
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.planner import make_plan
-from quire.planning.replica import Replica, SimulatedRequest
+from quire.planning.replica import Replica
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import shape_config
 from quire.planning.simulated_drafts import DraftingSteps
+from quire.planning.simulated_request import SimulatedRequest
 from quire.planning.step_counter import StepShape
 from quire.planning.step_times import StepWork, roofline_times
 from quire.planning.summary import summarize

@@ -3,8 +3,9 @@
 import json
 import random
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,14 @@ from quire.planning.fleet import EngineFlags, plan_engine
 from quire.planning.hardware import find_hardware
 from quire.planning.packed_bytes import NativeFormat
 from quire.planning.planned_model import plan_model
-from quire.planning.replica import Replica, SimulatedRequest
+from quire.planning.replica import LAUNCHED, Replica
 from quire.planning.routers import by_prefix, least_busy, power_of_two, round_robin
+from quire.planning.server_loop import Incoming, Message, ServerLoop
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import shape_config
+from quire.planning.simulated_request import SimulatedRequest
 from quire.planning.simulator import Simulation, _Clock, simulate
-from quire.planning.step_times import ServingCosts, StepWork
+from quire.planning.step_times import SHARES, ServingCosts, StepWork
 from quire.planning.summary import summarize
 from quire.planning.workload import Arrival, WorkloadSpec, generate, read_trace
 from quire.weights.checkpoint import open_checkpoint
@@ -170,28 +173,72 @@ def test_a_gpu_waits_for_the_loop_of_its_engine_where_that_takes_longer() -> Non
         replica = new_replica(ahead=1)
         replica.costs = ServingCosts(step=step, prompts=0.004)
         (request,) = simulate(arrivals, [replica]).requests
-        assert request.ttft == pytest.approx(step + 0.004 + 0.013 if step < 0.01 else 2 * step + 0.004)
+        begun = LAUNCHED * (step + 0.004)  # before the turn has ended
+        assert request.ttft == pytest.approx(begun + 0.013 if step < 0.01 else 2 * step + 0.004)
         assert request.tpot == pytest.approx(tpot, rel=0.1)
 
 
 def test_the_server_of_a_gpu_does_one_thing_after_the_other() -> None:
-    """A request is taken before what a step samples that ends later, and after what one sampled that ended before."""
-    costs = ServingCosts(request=0.008, taken=0.002, message=0.001, stream=0.003)
+    costs = ServingCosts(request=0.008, taken=0.002, message=0.001, stream=0.002, write=0.001)
     replica = new_replica(ahead=1)
     replica.costs = costs
-    first, second = simulate([Arrival(1.0, [1, 2, 3], 1), Arrival(1.0, [4, 5, 6], 1)], [replica]).requests
-    assert costs.way == pytest.approx(0.002)
-    assert first.ttft == pytest.approx(0.008 + 0.013), "as it is measured of a request that is alone"
-    assert second.ttft == pytest.approx(0.002 + 0.002 + 0.013 + 0.013 + 0.004), "it came while the first was computed"
-    replica = new_replica()
+    arrivals = [Arrival(1.0, [1, 2, 3], 1), Arrival(1.0, [4, 5, 6], 1)]
+    [alone] = simulate(arrivals[:1], [replica]).requests
+    assert costs.way == pytest.approx(0.008 - 0.75 * 0.002 - 0.004)
+    assert alone.ttft == pytest.approx(0.008 + 0.013), "as it is measured of a request that is alone"
+    replica = new_replica(ahead=1)
     replica.costs = costs
-    assert replica.receive(1.0, 9) == pytest.approx(1.002)
-    assert replica._deliver(1.1, 5) == pytest.approx(1.1 + 0.016)
-    assert replica.receive(1.05, 9) == pytest.approx(1.052)
-    assert replica.receive(1.099, 9) == pytest.approx(1.101)
-    assert replica.receive(1.11, 9) == pytest.approx(1.101 + 0.016 + 0.002)
-    replica.costs = replace(costs, prompt_token=1e-5)
-    assert replica.receive(2.0, 100) == pytest.approx(2.003)
+    first, second = simulate(arrivals, [replica]).requests
+    accepted, read, submitted = (share * 0.002 for share in SHARES)
+    taken = costs.way + 2 * accepted + 2 * read + submitted
+    assert first.ttft == pytest.approx(taken + 0.013 + 0.004), "both are read before"
+    assert second.ttft == pytest.approx(taken + 0.013 + 0.013 + 0.004)
+
+
+def asked_at(time: float, num_prompt: int = 9) -> Incoming:
+    return Incoming(time, 0, Arrival(time, range(num_prompt), 1))
+
+
+def told_at(time: float, num_sampled: int, *ended: SimulatedRequest) -> Message:
+    return Message(time, num_sampled, [], list(ended))
+
+
+def test_a_server_takes_a_request_in_several_turns() -> None:
+    server = ServerLoop(ServingCosts(taken=0.010, prompt_token=1e-4, message=0.1))
+    assert server.next_turn == inf and not server.is_awaited
+    server.receive(asked_at(1.0, 50))
+    assert server.next_turn == 1.0 and server.is_awaited
+    server.run(1.0)
+    assert server.next_turn == pytest.approx(1.0015)
+    server.receive(asked_at(1.0001))
+    server.tell(told_at(1.002, 1))
+    server.run(1.0016)
+    assert not server.take_submitted() and server.next_turn == pytest.approx(1.0015 + 0.003)
+    server.run(1.0046)
+    [submitted] = server.take_submitted()
+    assert submitted.time == pytest.approx(1.0045 + 0.1 + 0.0015 + 0.0045 + 0.005), "a message was passed on before"
+    server.run(2.0)
+    [submitted] = server.take_submitted()
+    assert submitted.time == pytest.approx(1.1155 + 0.0025 + 0.0045 + 0.0009), "the first one's answer began before"
+    assert not server.is_awaited
+
+
+def test_messages_that_came_together_are_one_write_for_each_stream() -> None:
+    first, second = (SimulatedRequest(number, Arrival(0.0, [1], 9)) for number in range(2))
+    server = ServerLoop(ServingCosts(message=0.001, stream=1e-4, write=1e-3))
+    for time in (1.0, 1.002, 1.004):
+        server.tell(told_at(time, 5))
+    server.tell(told_at(1.006, 4, first))
+    server.run(0.9)
+    assert server.is_awaited and not server.take_ended()
+    server.run(1.0)
+    assert server.next_turn == pytest.approx(1.0 + 0.001 + 5e-4 + 5e-3)
+    server.run(1.1)
+    assert server.take_ended() == [first] and not server.is_awaited
+    assert first.finished == pytest.approx(1.0065 + 0.003 + 14e-4 + 5e-3)
+    server.tell(told_at(2.0, 1, second))
+    server.run(2.0)
+    assert second.finished == pytest.approx(2.0 + 0.001 + 1e-4 + 1e-3)
 
 
 def test_a_step_knows_what_the_device_computed_just_before() -> None:
@@ -273,7 +320,14 @@ def test_steps_that_are_made_at_once_change_nothing(ahead: int, seed: int) -> No
     for compress in (False, True):
         replica = new_replica(num_blocks=num_blocks, ahead=ahead, max_num_seqs=6)
         server = (
-            {"prompts": 0.0004, "taken": 0.0003, "prompt_token": 1e-6, "message": 0.0001, "stream": 0.00002}
+            {
+                "prompts": 0.0004,
+                "taken": 0.0003,
+                "prompt_token": 1e-6,
+                "message": 0.0001,
+                "stream": 0.00002,
+                "write": 0.00003,
+            }
             if ahead
             else {}
         )

@@ -1,6 +1,7 @@
 """Clients that send too much, too slowly, or do not read."""
 
 import asyncio
+import gc
 import re
 import socket
 import time
@@ -32,6 +33,33 @@ def answer(made: socket.socket) -> bytes:
         while part := made.recv(65536):
             parts.append(part)
     return b"".join(parts)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def num_connections() -> int:
+    return sum(type(each) is Connection for each in gc.get_objects())
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_closed_connection_leaves_nothing_to_the_garbage_collector() -> None:
+    """It stops all streams for as long as it takes, and would have thousands of objects to look through."""
+    bodies = [b'{"prompt": "x", "max_tokens": 3}', b'{"prompt": "x", "max_tokens": 3, "stream": true}', b"{"]
+    with running() as server:
+        before = num_connections()
+        for body in bodies:
+            with connection(server) as made:
+                made.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+                assert answer(made)
+        with connection(server) as made:
+            made.sendall(HEAD)
+        eventually(lambda: num_connections() <= before, 20)
 
 
 @pytest.mark.parametrize(

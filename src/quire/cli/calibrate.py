@@ -69,7 +69,7 @@ def calibrate(
     )
     from quire.planning.calibration import Calibration, calibration_key, keep
     from quire.planning.step_fit import fit, fit_quality
-    from quire.planning.step_log import read_steps
+    from quire.planning.step_log import read_steps, read_told
 
     path = resolve_model(options.model, revision=options.revision).path
     key = calibration_key(path, _settings(options))
@@ -81,10 +81,10 @@ def calibrate(
     warn_if_busy("--calibrate")
     with nullcontext(server) if server else logged_server(options) as measured:
         client = _serve_rounds(measured, options.max_num_seqs, max_seconds, on_gpu)
-        steps = read_steps(measured.log, client.since)
+        steps, told = read_steps(measured.log, client.since), read_told(measured.log, client.since)
     graphs, first_tokens = on_gpu and not options.enforce_eager, client.first_tokens
     if on_gpu:
-        alike, costs = learn_gpu(steps, first_tokens, client.served, graphs)
+        alike, costs = learn_gpu(steps, first_tokens, client.served, told, graphs)
     else:
         alike, costs = learn(steps, first_tokens)
     if len(steps) < MIN_STEPS or len(alike) < MIN_KINDS:
@@ -276,7 +276,7 @@ class _RoundClient:
         await asyncio.sleep(delay)
         while True:
             prefix, prompt, output = ramp.draw(self._rng)
-            start = self._rng.choice(prefixes) if prefix else []
+            start = self._rng.choice(prefixes)[:prefix] if prefix else []
             await self._stream(start + self._tokens(prompt), output)
 
     def _expected(self, each: "Round") -> float:

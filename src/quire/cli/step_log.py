@@ -1,4 +1,5 @@
-"""`quire serve` with an engine that writes down every step: what it computed, when, and how long it took.
+"""`quire serve` with an engine that writes down every step: what it computed, when, and how long it took. Its server
+writes down what it did with messages of the engine, in FILE.server.
 
     python -m quire.cli.step_log serve FILE SERVE_FLAGS...
 
@@ -11,7 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from quire.client import engine_client
 from quire.client.engine_process import EngineProcess
+from quire.client.inflight import InFlight
+from quire.client.requests_in_flight import RequestsInFlight
+from quire.client.service import TokenGap
+from quire.core.records import StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.engine import process
 from quire.engine.engine import Engine
@@ -74,14 +80,55 @@ class LoggedEngine(Engine):
         return events
 
 
+class LoggedRequests(RequestsInFlight):
+    file = -1
+    _began = 0.0  # 0: nothing has come since clients were told
+    _num_messages = 0
+    _num_tokens = 0
+
+    def _begin(self, num_tokens: int) -> None:
+        self._began = self._began or time.perf_counter()
+        self._num_tokens += num_tokens
+
+    def push_tokens(self, tokens: dict[str, list[int]]) -> list[TokenGap]:
+        self._begin(len(tokens))
+        return super().push_tokens(tokens)
+
+    def gaining(self, request_id: str) -> InFlight | None:
+        self._begin(1)
+        return super().gaining(request_id)
+
+    def record_step(self, record: StepRecord) -> None:
+        self._begin(0)
+        self._num_messages += 1
+        super().record_step(record)
+
+    def tell_consumers(self) -> None:
+        from quire.planning.step_log import Told
+
+        num_writes = len(self._changed)
+        super().tell_consumers()
+        if self._num_messages:
+            seconds = time.perf_counter() - self._began
+            told = Told(self._began, seconds, self._num_messages, self._num_tokens, num_writes)
+            os.write(self.file, told.packed())
+        self._began, self._num_messages, self._num_tokens = 0.0, 0, 0
+
+
+def _file(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
 def main() -> None:
     if sys.argv[1] == "serve":
         from quire.cli.main import main as quire
 
+        LoggedRequests.file = _file(sys.argv[2] + ".server")
+        engine_client.RequestsInFlight = LoggedRequests  # type: ignore[attr-defined]
         EngineProcess.program = ("-m", "quire.cli.step_log", "engine", sys.argv[2])
         sys.argv = ["quire", "serve", *sys.argv[3:]]
         sys.exit(quire())
-    LoggedEngine.file = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    LoggedEngine.file = _file(sys.argv[2])
     process.Engine = LoggedEngine  # type: ignore[attr-defined]
     sys.exit(process.main(int(sys.argv[3]), int(sys.argv[4])))
 

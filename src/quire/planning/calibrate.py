@@ -12,16 +12,17 @@ from quire.planning.fitted_times import size_of
 from quire.planning.least_squares import fit_usual, non_negative_least_squares
 from quire.planning.recent_rate import RecentRate
 from quire.planning.step_fit import MeasuredStep, fit
-from quire.planning.step_log import LoggedStep
+from quire.planning.step_log import LoggedStep, Told
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 
 MAX_SECONDS, MAX_GPU_SECONDS = 16.0, 18.0  # of all rounds
 WARM_UP_SHARE, RAMP_SHARE = 0.25, 0.35  # of these, on a GPU
 MAX_OUTLIER = 3.0  # times the median: a longer step tells of something else on this machine
-MIN_CPU = 0.002  # seconds of a round that tells what a server takes
-MIN_ROUNDS = 8
+MIN_CPU = 0.001  # seconds of a round that tells what a server takes
+MIN_ROUNDS, MIN_TOLD = 8, 40  # of the server
 LOOP_BEFORE = 0.5  # of a turn of the loop of a GPU's engine, what comes before a step is queued
 MIN_WAIT = 2e-5  # seconds that the engine's loop waits for a GPU: less is what asking takes
+MIN_PREFIX = 512  # tokens
 RATES = 5  # kinds of steps by what a GPU computed just before
 MAX_GAP = 0.1  # seconds between two steps that the engine's loop takes at most
 
@@ -68,19 +69,20 @@ class Ramp:
     num_streams: int
     prompts: tuple[int, int]  # tokens: the fewest and the most
     outputs: tuple[int, int]
-    prefix: int = 1024  # tokens that some prompts begin with, and that are cached
+    prefix: int = 2048  # cached tokens, of which some prompts begin with a quarter or more
     num_prefixes: int = 4
-    prefix_share: float = 0.25  # of the prompts
+    prefix_share: float = 0.4  # of the prompts
 
     def begins(self) -> list[float]:
         """When streams begin, as shares of the time: each number of them is there for as long as twice as many."""
         return [0.85 * log2(number + 1) / log2(self.num_streams + 1) for number in range(self.num_streams)]
 
-    def draw(self, rng: Random) -> tuple[bool, int, int]:
-        """-> whether a prompt has a prefix, its own tokens, and how many are asked for."""
+    def draw(self, rng: Random) -> tuple[int, int, int]:
+        """-> tokens of a prompt's prefix, its own tokens, and how many are asked for."""
         has_prefix = self.num_prefixes > 0 and rng.random() < self.prefix_share
+        prefix = _between(rng, self.prefix // 4, self.prefix) if has_prefix else 0
         low, high = self.prompts
-        return has_prefix, _between(rng, low, high // 8 if has_prefix else high), _between(rng, *self.outputs)
+        return prefix, _between(rng, low, high // 8 if has_prefix else high), _between(rng, *self.outputs)
 
 
 def _between(rng: Random, low: int, high: int) -> int:
@@ -90,9 +92,10 @@ def _between(rng: Random, low: int, high: int) -> int:
 
 def ramp_that_fits(max_model_len: int, max_num_seqs: int) -> Ramp:
     longest = min(2048, max_model_len // 2)
-    has_prefix = max_model_len >= 2 * 1024
+    prefix = min(2048, max_model_len // 2)
     outputs = min(16, max_model_len // 8), min(200, max_model_len // 4)
-    return Ramp(min(96, max_num_seqs), (min(16, longest), longest), outputs, num_prefixes=4 if has_prefix else 0)
+    num_prefixes = 4 if prefix >= MIN_PREFIX else 0
+    return Ramp(min(96, max_num_seqs), (min(16, longest), longest), outputs, prefix, num_prefixes)
 
 
 def rounds_that_fit(max_model_len: int, max_num_seqs: int) -> list[Round]:
@@ -144,15 +147,15 @@ def of_known_times(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
 
 
 def device_steps(steps: Sequence[LoggedStep], graphs: bool) -> list[MeasuredStep]:
-    """What a GPU takes. Of kinds for which its loop never waited: the least that the loop took, which is no less."""
-    known, most = of_known_times(steps), _most_recent(steps)
-    kinds = {_kind(step.work, graphs, most) for step in known}
+    """What a GPU takes. Of sizes for which its loop never waited: the least that the loop took, which is no less."""
+    known = of_known_times(steps)
+    sizes = {(step.work.num_chunks > 0, size_of(step.work, graphs)) for step in known}
     sampled = [after for before, after in pairwise(steps) if before.work.num_rows and after.work.num_rows]
-    shortest: dict[tuple[int, ...], LoggedStep] = {}
+    shortest: dict[tuple[bool, int], LoggedStep] = {}
     for step in sampled:
-        kind = _kind(step.work, graphs, most)
-        if kind not in kinds and (kind not in shortest or step.seconds < shortest[kind].seconds):
-            shortest[kind] = step
+        size = step.work.num_chunks > 0, size_of(step.work, graphs)
+        if size not in sizes and (size not in shortest or step.seconds < shortest[size].seconds):
+            shortest[size] = step
     return [*mean_steps(known, graphs), *(MeasuredStep(step.work, step.seconds) for step in shortest.values())]
 
 
@@ -196,19 +199,24 @@ class ServedRound:
     num_tokens: int  # sent, each by itself
 
 
-def server_costs(steps: Sequence[LoggedStep], served: Sequence[ServedRound]) -> ServingCosts:
-    """What the server of a GPU's engine takes for a request and its prompt, for the message of a step, and for each
-    token in it."""
+def server_costs(told: Sequence[Told], served: Sequence[ServedRound]) -> ServingCosts:
+    """What the server of a GPU's engine takes for the message of a step, for each token in it, and for what it writes
+    to a client; and for a request and its prompt: what its CPU did beside messages."""
     known = [each for each in served if each.cpu_seconds >= MIN_CPU]
-    if len(known) < MIN_ROUNDS:
+    if len(known) < MIN_ROUNDS or len(told) < MIN_TOLD:
         return ServingCosts()
-    rows = []
+    numbers = [[each.num_messages, each.num_tokens, each.num_writes] for each in told]
+    seconds = [each.seconds for each in told]
+    message, stream, write = fit_usual(numbers, seconds)
+    rows, others = [], []
     for each in known:
-        num_steps = sum(each.began <= step.began < each.ended for step in steps)
-        numbers = each.num_requests, each.num_prompt_tokens, num_steps, each.num_tokens
-        rows.append([number / each.cpu_seconds for number in numbers])
-    taken, prompt_token, message, stream = fit_usual(rows, [1.0] * len(rows))
-    return ServingCosts(taken=taken, prompt_token=prompt_token, message=message, stream=stream)
+        own = [one for one in told if each.began <= one.began < each.ended]
+        rest = each.cpu_seconds - sum(one.seconds for one in own)
+        num_messages = sum(one.num_messages for one in own)
+        rows.append([n / each.cpu_seconds for n in (each.num_requests, each.num_prompt_tokens, num_messages)])
+        others.append(rest / each.cpu_seconds)
+    taken, prompt_token, beside = fit_usual(rows, others)
+    return ServingCosts(taken=taken, prompt_token=prompt_token, message=message + beside, stream=stream, write=write)
 
 
 def undisturbed(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
@@ -283,12 +291,16 @@ def learn(steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken]) -> tu
 
 
 def learn_gpu(
-    steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken], served: Sequence[ServedRound], graphs: bool
+    steps: Sequence[LoggedStep],
+    first_tokens: Sequence[FirstToken],
+    served: Sequence[ServedRound],
+    told: Sequence[Told],
+    graphs: bool,
 ) -> tuple[list[MeasuredStep], ServingCosts]:
     """The same of a GPU's, whose loop works beside it. What a request of an idle server waits for has a part of a turn
     of the loop in it."""
     together = with_recent(gapless(steps))
-    loop, server = loop_costs(together), server_costs(together, served)
+    loop, server = loop_costs(together), server_costs(told, served)
     turn = loop.step + loop.row + loop.prompts
     request = max(0.0, request_seconds(together, first_tokens) - LOOP_BEFORE * turn)
     costs = replace(server, step=loop.step, row=loop.row, prompts=loop.prompts, arrival=loop.arrival, request=request)

@@ -11,7 +11,8 @@ from quire.planning.step_times import StepWork
 
 # Shares of the most tokens a second, between which a GPU becomes slower. (An H200 with an 8B model in bf16.)
 HOT = (0.2, 0.65)
-OF_GPU = ("per_longest", "mixed", "most", "slow_token", "slow_decode")
+SPLIT = (64, 256)  # cached tokens of a sequence: from none that are split to all
+OF_GPU = ("per_longest", "mixed", "most", "slow_token", "slow_decode", "slow_read", "split")
 DECODE_SIZES = tuple(decode_graph_sizes(MAX_CAPTURED_SEQS))
 
 
@@ -33,6 +34,13 @@ def hotness(work: StepWork, most: float) -> float:
     second."""
     low, high = HOT
     return min(1.0, max(0.0, (work.recent / most - low) / (high - low))) if most else 0.0
+
+
+def split_share(num_rows: int, num_read: int) -> float:
+    """How many contexts of sequences that decode are split among programs, whose results are merged then: from 0 to 1.
+    Of few sequences, fewer programs wait for each other."""
+    low, high = SPLIT
+    return min(1.0, 0.3 * num_rows) * min(1.0, max(0.0, (num_read / max(1, num_rows) - low) / (high - low)))
 
 
 def read_alone(work: StepWork, shared: float) -> tuple[int, float]:
@@ -90,6 +98,8 @@ class FittedTimes:
     most: float = 0.0  # tokens a second of steps with prompts, on a GPU that is not slowed down
     slow_token: float = 0.0  # of a token of a step with prompts, on a GPU that is
     slow_decode: float = 0.0  # of a step that only decodes
+    slow_read: float = 0.0  # of a cached token of such a step
+    split: float = 0.0  # that attention takes longer where contexts are split among programs
 
     def num_read(self, work: StepWork) -> float:
         """Cached tokens, shared ones as the share that they cost. On a CPU they are read once; beside prompts, what
@@ -101,8 +111,9 @@ class FittedTimes:
         tokens = size_of(work, self.graphs)
         read = self.num_read(work)
         if not work.num_chunks:
-            slower = self.slow_decode * hotness(work, self.most)
-            return max(1e-6, self.decode.at(tokens) + self.decode_read.within(tokens) * read + slower)
+            slower = (self.slow_decode + self.slow_read * read) * hotness(work, self.most)
+            split = self.split * split_share(work.num_rows, work.num_read)
+            return max(1e-6, self.decode.at(tokens) + self.decode_read.within(tokens) * read + slower + split)
         if self.graphs:
             return max(1e-6, self.prefill.at(tokens) + self._beside_prompts(work, tokens))
         extra = self.per_read * read + self.per_pair * work.num_pairs + self.per_row * work.num_rows
@@ -113,6 +124,7 @@ class FittedTimes:
         attention = self.decode_read.within(padded(work.num_rows, DECODE_SIZES)) * read + (self.mixed if alone else 0.0)
         attention += self.per_read * work.num_chunk_read + self.per_pair * (work.num_pairs - alone)
         slower = self.slow_token * tokens * hotness(work, self.most)
+        attention += self.split * split_share(work.num_rows, alone)
         return attention + self.per_longest * work.longest + self.per_row * work.num_rows + slower
 
     def scaled(self, factor: float) -> "FittedTimes":
@@ -121,6 +133,7 @@ class FittedTimes:
             decode_read=self.decode_read.scaled(factor), per_read=factor * self.per_read,
             per_pair=factor * self.per_pair, per_row=factor * self.per_row, per_longest=factor * self.per_longest,
             mixed=factor * self.mixed, slow_token=factor * self.slow_token, slow_decode=factor * self.slow_decode,
+            slow_read=factor * self.slow_read, split=factor * self.split,
         )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:

@@ -1,78 +1,19 @@
 """One engine on a virtual clock: its scheduler, and the steps that are in flight on its device."""
 
 from collections import deque
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 
-from quire.core.params import SamplingParams
 from quire.core.plan import SampledRow, StepOutput, StepPlan
-from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
 from quire.planning.fast_forward import num_steps_alike, skip_steps
-from quire.planning.prompt_ids import simulated_tokens
 from quire.planning.recent_rate import RecentRate
+from quire.planning.server_loop import Message, ServerLoop
 from quire.planning.simulated_drafts import WRONG, SimulatedDrafts
+from quire.planning.simulated_request import SimulatedRequest
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
-from quire.planning.workload import Arrival
 
-_OUTPUT_IDS = 1 << 48  # first of the token ids that outputs have: no prompt has them
-_REQUEST_IDS = 1 << 24  # ids of one request's output; more than a context holds
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedRequest:
-    """Times in seconds since the beginning."""
-
-    number: int
-    asked: Arrival
-    replica: int = 0
-    first_token: float = 0.0
-    finished: float = 0.0
-    num_cached: int = 0
-    token: int = field(init=False)  # every one of its output, as in `simulated_tokens`
-
-    def __post_init__(self) -> None:
-        self.token = _OUTPUT_IDS + self.number * _REQUEST_IDS
-
-    @property
-    def arrival(self) -> float:
-        return self.asked.time
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.asked.prompt_ids)
-
-    @property
-    def num_output(self) -> int:
-        return self.asked.output
-
-    @property
-    def ttft(self) -> float:
-        return self.first_token - self.arrival
-
-    @property
-    def tpot(self) -> float:
-        return (self.finished - self.first_token) / max(1, self.num_output - 1)
-
-    @property
-    def latency(self) -> float:
-        return self.finished - self.arrival
-
-    @property
-    def output_ids(self) -> range:
-        return range(self.token, self.token + self.num_output)
-
-    def as_request(self) -> Request:
-        return Request(
-            id=str(self.number), prompt_ids=simulated_tokens(self.asked.prompt_ids), params=_params(self.num_output),
-            arrival=self.arrival, priority=self.asked.priority,
-        )  # fmt: skip
-
-
-@lru_cache(4096)
-def _params(num_output: int) -> SamplingParams:
-    return SamplingParams(max_tokens=num_output, ignore_eos=True)
+LAUNCHED = 0.8  # of a turn of the loop of a GPU's engine, what passes until the device may begin
 
 
 @dataclass(slots=True)
@@ -114,8 +55,7 @@ class Replica:
         self.goes_on: float | None = None  # when the engine's loop does; None: it waits for requests
         self.requests: dict[str, SimulatedRequest] = {}  # in flight
         self.load = 0  # how many these are: routers ask all replicas
-        self._server_free = 0.0  # when its server has done all that came before the last message of its engine
-        self._message = (0.0, 0.0)  # when this one comes, which a simulation knows beforehand, and what it takes
+        self._reader_free = 0.0  # when the server of a CPU has read all that came
         self._starting: list[SimulatedRequest] = []  # admitted, and without a token
         self._ended: list[SimulatedRequest] = []
         self._times, self._ahead, self._drafts = times, ahead, drafts
@@ -133,13 +73,20 @@ class Replica:
         """Seconds: when the next step begins, if one is planned now."""
         return max(self.goes_on or 0.0, self._device_free)
 
-    def receive(self, now: float, num_prompt: int) -> float:
-        """-> when a request that came now reaches the engine: its server reads one after the other."""
-        if now >= self._message[0]:
-            self._server_free, self._message = self._after_message(), (0.0, 0.0)
-        begins = max(now, self._server_free)
-        self._server_free = begins + self.costs.spacing + self.costs.prompt_token * num_prompt
-        return self._server_free if self.costs.taken else begins
+    @property
+    def costs(self) -> ServingCosts:
+        return self._costs
+
+    @costs.setter
+    def costs(self, costs: ServingCosts) -> None:
+        self._costs = costs
+        self.server = ServerLoop(costs) if costs.taken or costs.stream else None
+
+    def receive(self, now: float) -> float:
+        """-> when a request that came now reaches the engine of a CPU: its server reads one after the other."""
+        begins = max(now, self._reader_free)
+        self._reader_free = begins + self.costs.request / 2
+        return begins
 
     def add(self, request: SimulatedRequest, now: float) -> None:
         request.replica = self.index
@@ -155,7 +102,7 @@ class Replica:
     def take_ended(self) -> list[SimulatedRequest]:
         """The requests that ended since the last call."""
         ended, self._ended = self._ended, []
-        return ended
+        return [*ended, *self.server.take_ended()] if self.server else ended
 
     def step(self) -> None:
         """One turn of the engine's loop."""
@@ -199,27 +146,14 @@ class Replica:
 
     # -- time
 
-    def _deliver(self, now: float, num_sampled: int) -> float:
-        """-> when clients have what a step sampled that ended now."""
-        if not self.costs.stream:
-            return now
-        self._server_free = self._after_message()
-        self._message = now, self.costs.message + self.costs.stream * num_sampled
-        return self._after_message()
-
-    def _after_message(self) -> float:
-        """-> when the server has sent it."""
-        comes, seconds = self._message
-        return max(comes, self._server_free) + seconds
-
     def _host_seconds(self, num_sampled: int) -> float:
         """The time that the engine's loop takes for one step, beside that of the device."""
         return self.costs.step + self.costs.row * num_sampled
 
-    def _run(self, plan: StepPlan, work: StepWork, output: StepOutput, now: float) -> tuple[float, float]:
-        """-> when the device has done a step that is submitted now, and how long it took."""
+    def _run(self, plan: StepPlan, work: StepWork, output: StepOutput, launched: float) -> tuple[float, float]:
+        """-> when the device has done a step, and how long it took."""
         num_swapped = len(plan.swap_in) + len(plan.swap_out)
-        begins = max(now, self._device_free)
+        begins = max(launched, self._device_free)
         if self._ahead:
             work.recent = self._recent.at(begins)
         seconds = self._times.seconds(work) + self.costs.swapped_block * num_swapped + output.draft_seconds
@@ -241,7 +175,7 @@ class Replica:
             request = self.requests[self.scheduler.rows[admission.row].group.id]
             self._known[admission.row] = len(admission.tokens)
             self._sampled[admission.row] = SampledRow(admission.row, [request.token])
-            if not request.first_token and request not in self._starting:  # the request may have been preempted
+            if not request.has_begun and request not in self._starting:  # the request may have been preempted
                 self._starting.append(request)
             if drafts:
                 drafts.admit(admission.row)
@@ -252,11 +186,13 @@ class Replica:
             drafts.propose(plan, output, self._known)
         work = StepWork.of(plan, len(output.sampled))
         work.num_shared = self._shared()
+        launched = now
         if self._ahead:
-            now += self._host_seconds(len(output.sampled)) + (self.costs.prompts if work.num_chunks else 0.0)
+            host = self._host_seconds(len(output.sampled)) + (self.costs.prompts if work.num_chunks else 0.0)
+            launched, now = now + LAUNCHED * host, now + host
         ends, seconds = now, 0.0
         if plan.runs:
-            ends, seconds = self._run(plan, work, output, now)
+            ends, seconds = self._run(plan, work, output, launched)
         self._steps.append(StepInFlight(plan, work.num_chunks > 0, ends, seconds, output))
         return now
 
@@ -282,18 +218,31 @@ class Replica:
         return sampled
 
     def _finish(self, step: StepInFlight, now: float) -> None:
-        seen = self._deliver(now, len(step.output.sampled))
+        begun, ended = [], []
         for event in self.scheduler.update(step.output):
             request = self.requests[event.request_id]
-            if not request.first_token:
-                request.first_token = seen
+            if not request.has_begun:
+                begun.append(request)
                 self._starting.remove(request)
+                request.has_begun = True
             if event.final:
-                request.finished = seen
                 request.num_cached = event.num_cached
-                self._ended.append(self.requests.pop(event.request_id))
+                ended.append(self.requests.pop(event.request_id))
                 self.load -= 1
+        if step.plan.runs:
+            self._tell(now, len(step.output.sampled), begun, ended)
         self.scheduler.record_step(step.plan, step.seconds)
+
+    def _tell(self, now: float, num_sampled: int, begun: list[SimulatedRequest], ended: list[SimulatedRequest]) -> None:
+        """A step has ended, with the first tokens of some requests and the last of others."""
+        if self.server:
+            self.server.tell(Message(now, num_sampled, begun, ended))
+            return
+        for request in begun:
+            request.first_token = now
+        for request in ended:
+            request.finished = now
+        self._ended += ended
 
     # -- many steps at once
 
@@ -308,7 +257,7 @@ class Replica:
             self.scheduler.record_step(step.plan, step.seconds)
             step.has_prompts = False
         while count < self._num_alike and now < horizon:  # as `_run`, without a call for each step
-            begins = max(now + host, self._device_free)
+            begins = max(now + LAUNCHED * host, self._device_free)
             if self._ahead:
                 work.recent = self._recent.at(begins)
             seconds = self._times.seconds(work) + streams
@@ -321,9 +270,10 @@ class Replica:
             count += 1
             if step:
                 now, last_ends = max(now + host, last_ends), ends
-                seen, sampled = self._deliver(now, sampled), rows
-                if self._starting:
-                    self._start(seen)
+                begun = self._begun() if self._starting else []
+                if begun or self.server:
+                    self._tell(now, sampled, begun, [])
+                sampled = rows
             else:
                 now = ends + self.costs.step
         self.num_steps += count
@@ -337,12 +287,14 @@ class Replica:
             step.output = StepOutput(step.plan.step, [self._sampled[seq.row] for seq in running])
         return now
 
-    def _start(self, seen: float) -> None:
-        """The step in flight has ended, and all that run sampled in it. One that was preempted does not run."""
+    def _begun(self) -> list[SimulatedRequest]:
+        """Those of which the step in flight has sampled the first token. One that was preempted does not run."""
         running = {seq.group.id for seq in self.scheduler.groups.running.items}
-        for request in [request for request in self._starting if str(request.number) in running]:
-            request.first_token = seen
+        begun = [request for request in self._starting if str(request.number) in running]
+        for request in begun:
+            request.has_begun = True
             self._starting.remove(request)
+        return begun
 
     def _decoding(self) -> StepWork:
         """The next step, if all sequences decode."""

@@ -5,10 +5,13 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from quire.planning.prompt_ids import joined
-from quire.planning.replica import Replica, SimulatedRequest
+from quire.planning.replica import Replica
 from quire.planning.routers import Router, least_busy
+from quire.planning.server_loop import Incoming
+from quire.planning.simulated_request import SimulatedRequest
 from quire.planning.workload import Arrival
 
 
@@ -79,13 +82,26 @@ class _Clock:
         replica.catch_up(now)
         if replica.goes_on == now:
             replica.step()
-            for ended in replica.take_ended():
-                self._left += 1
-                self._follow(ended)
-                self._send_held(ended.finished)
-                self._advance()
-        if replica.goes_on is not None:
-            self._set_alarm(replica, replica.sleeps_until() if self._compress else replica.goes_on)
+        if replica.server:
+            replica.server.run(now)
+            for asked in replica.server.take_submitted():
+                heapq.heappush(self._pending, (asked.time, asked.number, asked.arrival, replica))
+        for ended in replica.take_ended():
+            self._left += 1
+            self._follow(ended)
+            self._send_held(ended.finished)
+            self._advance()
+        when = replica.goes_on
+        if self._compress and when is not None:
+            when = replica.sleeps_until()
+        self._wake(replica, now, when)
+
+    def _wake(self, replica: Replica, now: float, when: float | None) -> None:
+        """`when`: its engine goes on. Its server may do so before."""
+        if replica.server and replica.server.is_awaited:
+            when = min(inf if when is None else when, max(now, replica.server.next_turn))
+        if when is not None:
+            self._set_alarm(replica, when)
 
     def _set_alarm(self, replica: Replica, when: float) -> None:
         self._alarms[replica.index] += 1
@@ -98,15 +114,18 @@ class _Clock:
                 return
             replica = self._router(self._replicas, arrival, number)
             replica.catch_up(now)
-            if (reaches := replica.receive(now, len(arrival.prompt_ids))) > now:
+            if replica.server:
+                replica.server.receive(Incoming(now, number, arrival))
+                self._wake(replica, now, replica.goes_on)
+                return
+            if (reaches := replica.receive(now)) > now:
                 heapq.heappush(self._pending, (reaches, number, arrival, replica))
                 return
         request = SimulatedRequest(number, arrival)
         self._simulation.requests.append(request)
         replica.catch_up(now)
         replica.add(request, now)
-        assert replica.goes_on is not None
-        self._set_alarm(replica, replica.goes_on)
+        self._wake(replica, now, replica.goes_on)
 
     def _may_send(self, number: int) -> bool:
         """Whether fewer than may be are in flight, or a place was kept for it."""

@@ -7,13 +7,22 @@ from itertools import pairwise
 import numpy as np
 
 from quire.ops.gpu.graph_sizes import PREFILL_GRAPH_SIZES
-from quire.planning.fitted_times import DECODE_SIZES, Curve, FittedTimes, hotness, padded, read_alone, size_of
+from quire.planning.fitted_times import (
+    DECODE_SIZES,
+    Curve,
+    FittedTimes,
+    hotness,
+    padded,
+    read_alone,
+    size_of,
+    split_share,
+)
 from quire.planning.least_squares import solve_non_negative
 from quire.planning.step_times import StepWork
 
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # tokens of a step
 READ_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a GPU's step that only decodes
-NUM_OTHERS = 7  # prices beside those of curves: a cached token, a pair, a row, and four of a GPU
+NUM_OTHERS = 9  # prices beside those of curves: a cached token, a pair, a row, and six of a GPU
 HELD_OUT = 5  # every fifth step tells how good a fit is
 SMOOTH = 0.3  # weight of how much a curve's slope changes at a knot, beside a measured step's of 1
 # Cached tokens and pairs that are taken to cost little beside a step, unless steps tell: few contexts tell nothing.
@@ -104,11 +113,11 @@ class _Fit:
             _curve(knots, np.cumsum(rises))
             for knots, rises in ((self._decode, solution[:first]), (self._prefill, solution[first:second]))
         )
-        per_read, per_pair, per_row, longest, mixed, slow_token, slow_decode = map(float, solution[others:])
+        per_read, per_pair, per_row, longest, mixed, *of_gpu = map(float, solution[others:])
         read = _curve(self._read, solution[second:others])
         return FittedTimes(
             decode, prefill, read, per_read, per_pair, per_row, self._shared, self._graphs, longest, mixed, self._most,
-            slow_token, slow_decode,
+            *of_gpu,
         )  # fmt: skip
 
     def _knots(self, steps: Sequence[MeasuredStep], sizes: Sequence[int]) -> list[int]:
@@ -131,10 +140,12 @@ class _Fit:
             alone, read = read_alone(work, self._shared)
             attention = work.num_chunk_read, work.num_pairs - alone, work.num_rows, work.longest, float(alone > 0)
             hats = (read * hat for hat in _hats(padded(work.num_rows, DECODE_SIZES), self._read))
-            return [*columns, *hats, *attention, tokens * hot, 0.0]
+            return [*columns, *hats, *attention, tokens * hot, 0.0, 0.0, split_share(work.num_rows, alone)]
         if work.num_chunks:
-            return [*columns, *[0.0] * len(self._read), read, work.num_pairs, work.num_rows, *[0.0] * 4]
-        return [*columns, *(read * hat for hat in _hats(tokens, self._read)), *[0.0] * 6, hot]
+            return [*columns, *[0.0] * len(self._read), read, work.num_pairs, work.num_rows, *[0.0] * 6]
+        hats = (read * hat for hat in _hats(tokens, self._read))
+        of_gpu = (hot, read * hot, split_share(work.num_rows, work.num_read)) if self._graphs else (0.0, 0.0, 0.0)
+        return [*columns, *hats, *[0.0] * 6, *of_gpu]
 
     def _bends(self, near: Sequence[tuple[int, float]]) -> list[np.ndarray]:
         """Rows that say how much the slopes change at each knot, as a share of the seconds there."""

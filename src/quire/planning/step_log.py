@@ -8,6 +8,7 @@ from typing import Any
 from quire.planning.step_times import StepWork
 
 _WORK = len(fields(StepWork))
+_TOLD = struct.Struct("<2d3q")
 _STEP = struct.Struct(f"<{_WORK + 4}q3d")  # the numbers of a StepWork, and those of a LoggedStep
 
 
@@ -42,3 +43,24 @@ def _step_of(row: tuple[Any, ...]) -> LoggedStep:
     goes_on, num_new, num_admitted, num_ended, began, seconds, waited = row[_WORK:]
     work = StepWork(*row[:_WORK])
     return LoggedStep(work, began, seconds, bool(goes_on), num_new, num_admitted, num_ended, waited)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a server did with messages of its engine that were there together."""
+
+    began: float  # time.perf_counter()
+    seconds: float
+    num_messages: int
+    num_tokens: int  # of all streams
+    num_writes: int  # streams that had some
+
+    def packed(self) -> bytes:
+        return _TOLD.pack(*astuple(self))
+
+
+def read_told(path: Path, since: float = 0.0) -> list[Told]:
+    """What the server did after `since`. `path`: of the steps."""
+    data = path.with_name(path.name + ".server").read_bytes()
+    rows = _TOLD.iter_unpack(data[: len(data) // _TOLD.size * _TOLD.size])
+    return [told for told in (Told(*row) for row in rows) if told.began >= since]

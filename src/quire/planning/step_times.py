@@ -55,6 +55,11 @@ class StepTimes(Protocol):
     def seconds(self, work: StepWork) -> float: ...
 
 
+# Of what a server takes for a request: for its connection, for its bytes, and until the engine has it. Each is done in
+# a turn of the server's loop. The rest comes later.
+SHARES = (0.15, 0.15, 0.45)
+
+
 @dataclass(frozen=True, slots=True)
 class ServingCosts:
     """Seconds that serving takes beside the steps: the loop of the engine process, streams, HTTP. On a GPU the loop
@@ -70,17 +75,13 @@ class ServingCosts:
     prompt_token: float = 0.0  # and of each token of its prompt
     message: float = 0.0  # of what a step sampled
     stream: float = 0.0  # of each token
+    write: float = 0.0  # to a client, of all its tokens that are there
     swapped_block: float = 0.0  # moved to main memory, or back
 
     @property
-    def spacing(self) -> float:
-        """Between two requests that come together, when they reach the engine: the server reads one after the other."""
-        return self.taken or self.request / 2
-
-    @property
     def way(self) -> float:
-        """Of a request, beside what its server does."""
-        return max(0.0, self.request - self.taken - self.message - self.stream)
+        """Of a request, beside what its server does before the client has the first token."""
+        return max(0.0, self.request - sum(SHARES) * self.taken - self.message - self.stream - self.write)
 
 
 @dataclass(frozen=True, slots=True)

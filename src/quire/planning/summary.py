@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.planning.percentiles import percentile
-from quire.planning.replica import SimulatedRequest
+from quire.planning.simulated_request import SimulatedRequest
 from quire.planning.simulator import Simulation
 
 PERCENTILES = (50, 90, 99)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.server")
 
 TICK_SECONDS = 0.1  # between two calls of `on_tick`
+GC_THRESHOLD = 20_000  # new objects: as many as a hundred requests in flight have, and closed ones leave none
 CANCEL_TIMEOUT_SECONDS = 1.0  # for sending errors to the clients of cancelled requests
 
 
@@ -105,6 +106,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         gc.freeze()  # what is here stays: looking through it for garbage holds all streams up
+        gc.set_threshold(GC_THRESHOLD)
         self._on_ready(self._address(sockets))
 
     async def on_tick(self, counter: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -49,10 +50,11 @@ class Connection(HttpToolsProtocol):
             self._receive_timer.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._receive_timer.stop()
-        self._send_timer.stop()
-        self._probe_timer.stop()
         super().connection_lost(exc)
+        for timer in (self._receive_timer, self._send_timer, self._probe_timer):
+            timer.end()
+        # Nothing leads back here: else closed connections wait for the garbage collector, which stops all streams.
+        self.scope, self.cycle = {}, None  # type: ignore[assignment,typeddict-item]
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -79,7 +81,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()  # may refuse the request, before there is a cycle
         self._in_head = False
-        extensions: Any = {STREAM: partial(self._stream, self.cycle)}
+        extensions: Any = {STREAM: partial(self._stream, ref(self.cycle))}
         self.scope["extensions"] = extensions  # before the application begins
 
     def on_message_complete(self) -> None:
@@ -122,10 +124,11 @@ class Connection(HttpToolsProtocol):
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
-    def _stream(self, cycle: RequestResponseCycle, part: bytes) -> None:
+    def _stream(self, of: ref[RequestResponseCycle], part: bytes) -> None:
         """Write a part of a response that has begun, without an ASGI message and a task. A client that is
         MAX_UNREAD_BYTES behind is disconnected; nothing happens if it is gone."""
-        if not cycle.disconnected and not self.transport.is_closing():
+        cycle = of()
+        if cycle is not None and not cycle.disconnected and not self.transport.is_closing():
             data = b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part
             self._num_streamed += len(data)
             self.transport.write(data)
@@ -191,3 +194,11 @@ class _Timer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+
+    def end(self) -> None:
+        """It is not started again."""
+        self.stop()
+        self._action = _nothing
+
+
+def _nothing() -> None: ...
