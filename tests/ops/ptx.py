@@ -19,11 +19,45 @@ def run(asm: str, words: Sequence[Tensor], num_results: int) -> list[Tensor]:
         if not op:
             continue
         if op == ".reg":
-            registers |= dict.fromkeys(operands.removeprefix(".b32 ").split(", "), torch.tensor(0))
+            registers |= dict.fromkeys(_declared(operands.partition(" ")[2]), torch.tensor(0))
+            continue
+        if op.startswith("mma."):
+            assert op == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+            targets, *tiles = (names.strip("{ ").split(", ") for names in operands.rstrip("}").split("}, "))
+            registers |= dict(
+                zip(targets, _mma(*([registers[name] for name in names] for names in tiles)), strict=True)
+            )
             continue
         target, *sources = operands.split(", ")
-        registers[target] = _result(op, [registers[o] if o in registers else torch.tensor(int(o, 0)) for o in sources])
+        registers[target] = _result(op, [registers[o] if o in registers else torch.tensor(_number(o)) for o in sources])
     return [registers[f"${i}"] for i in range(num_results)]
+
+
+def _declared(names: str) -> list[str]:
+    """`a, b` or `a<2>`, which are a0 and a1"""
+    if "<" not in names:
+        return names.split(", ")
+    stem, _, count = names.rstrip(">").partition("<")
+    return [f"{stem}{i}" for i in range(int(count))]
+
+
+def _number(word: str) -> int:
+    return int(word[2:], 16) if word.startswith("0f") else int(word, 0)
+
+
+def _mma(a: list[Tensor], b: list[Tensor], c: list[Tensor]) -> list[Tensor]:
+    """Registers of warps, one lane after the other: a [16, 16] times b [16, 8], plus c [16, 8]"""
+    lanes = [word.reshape(-1, 8, 4) for word in (*a, *b)]
+    quads = [_floats(word, torch.bfloat16).double() for word in lanes]  # [warps, row or column, 4, 2]
+    upper, lower = (torch.cat([quads[i].flatten(2), quads[i + 2].flatten(2)], dim=2) for i in (0, 1))
+    columns = torch.cat([quads[4].flatten(2), quads[5].flatten(2)], dim=2)
+    sums = torch.cat([upper, lower], dim=1) @ columns.transpose(1, 2)  # [warps, 16, 8]
+    parts = sums.view(-1, 2, 8, 4, 2)
+    found = []
+    for number, word in enumerate(c):
+        part = parts[:, number // 2, :, :, number % 2].flatten()
+        found.append(_word32((part + _float32(word.expand(part.shape)).double()).float()))
+    return found
 
 
 def _result(op: str, sources: list[Tensor]) -> Tensor:
@@ -47,10 +81,10 @@ def _result(op: str, sources: list[Tensor]) -> Tensor:
         case "lop3":
             return _of_three(a, rest[0], rest[1], table=int(rest[2]))
         case "prmt":
-            both = [a >> 8 * i & 255 for i in range(4)] + [rest[0] >> 8 * i & 255 for i in range(4)]
-            picks = [int(rest[1]) >> 4 * i & 15 for i in range(4)]
-            assert max(picks) < 8  # the top bit would spread a sign
-            return sum((both[pick] << 8 * i for i, pick in enumerate(picks)), torch.tensor(0))
+            a, b, picks = torch.broadcast_tensors(a, *rest)
+            both = torch.stack([word >> 8 * i & 255 for word in (a, b) for i in range(4)])
+            picked = [both.gather(0, (picks >> 4 * i & 15)[None])[0] for i in range(4)]  # the top bit is refused
+            return sum((byte << 8 * i for i, byte in enumerate(picked)), torch.tensor(0))
         case "mul" if op == "mul.lo.u32":
             return a * rest[0] & 0xFFFFFFFF
         case "fma" | "mul":

@@ -1,0 +1,44 @@
+"""Which weights and how many rows the kernel of grouped_few.py is for, and its programs."""
+
+from typing import NamedTuple
+
+import torch
+
+from quire.ops.gpu.linear.few_fragments import UNIT
+from quire.ops.gpu.linear.few_unpack import FewValues
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.wide_format import high_bits
+
+
+class FewConfig(NamedTuple):
+    tiles: int = 1  # of 16 outputs, that a warp multiplies with the same x
+    warps: int = 8
+    resident: int = 2  # programs that share a multiprocessor
+    registers: int = 128
+    ahead: int = 0  # units that are prefetched into the L2 cache
+
+
+class FewFormat(NamedTuple):
+    """How scales are stored, and how values are scaled."""
+
+    kind: str  # "six": of Q4_K; "pairs": bytes, each with an offset; "bytes": of groups of 16; "halves": fp16
+    group: int  # inputs
+    words: int  # of the scales of a chunk
+    values: FewValues
+
+
+def few_format(weight: GroupedWeight) -> FewFormat | None:
+    """None: the kernel does not know the weight's values or scales, or its inputs are not whole units."""
+    whole = weight.num_inputs % UNIT == 0 and weight.words.numel() < 2**31
+    if weight.bits != 4 or weight.codebook or not whole or weight.scales.is_floating_point():
+        return None
+    high = high_bits(weight)
+    words = weight.scales.numel() * weight.scales.element_size() // (4 * weight.num_chunks * weight.num_outputs)
+    if weight.super_scales is None:
+        known = not weight.has_offsets and weight.width == 32 and 32 <= weight.group <= 128
+        second = "points" if weight.has_zero_points else "none"
+        return FewFormat("halves", weight.group, words, FewValues(0, weight.zero, second)) if known else None
+    if weight.has_offsets:
+        kind = "six" if weight.scales.dtype == torch.int32 else "pairs"
+        return FewFormat(kind, 32, words, FewValues(high, 0, "offsets")) if weight.group == 32 else None
+    return FewFormat("bytes", 16, words, FewValues(high, weight.zero, "none")) if weight.group == 16 else None
