@@ -22,7 +22,7 @@ def run(asm: str, words: Sequence[Tensor], num_results: int) -> list[Tensor]:
             registers |= dict.fromkeys(_declared(operands.partition(" ")[2]), torch.tensor(0))
             continue
         if op.startswith("mma."):
-            assert op == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+            assert op == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
             targets, *tiles = (names.strip("{ ").split(", ") for names in operands.rstrip("}").split("}, "))
             registers |= dict(
                 zip(targets, _mma(*([registers[name] for name in names] for names in tiles)), strict=True)
@@ -48,7 +48,7 @@ def _number(word: str) -> int:
 def _mma(a: list[Tensor], b: list[Tensor], c: list[Tensor]) -> list[Tensor]:
     """Registers of warps, one lane after the other: a [16, 16] times b [16, 8], plus c [16, 8]"""
     lanes = [word.reshape(-1, 8, 4) for word in (*a, *b)]
-    quads = [_floats(word, torch.bfloat16).double() for word in lanes]  # [warps, row or column, 4, 2]
+    quads = [_floats(word, torch.float16).double() for word in lanes]  # [warps, row or column, 4, 2]
     upper, lower = (torch.cat([quads[i].flatten(2), quads[i + 2].flatten(2)], dim=2) for i in (0, 1))
     columns = torch.cat([quads[4].flatten(2), quads[5].flatten(2)], dim=2)
     sums = torch.cat([upper, lower], dim=1) @ columns.transpose(1, 2)  # [warps, 16, 8]
@@ -76,6 +76,8 @@ def _result(op: str, sources: list[Tensor]) -> Tensor:
             return a >> rest[0]
         case "shl":
             return a << rest[0] & 0xFFFFFFFF
+        case "add" if op == "add.rn.f16x2":
+            return _word((_floats(a, dtype).double() + _floats(rest[0], dtype).double()).to(dtype))
         case "add":
             return a + rest[0] & 0xFFFFFFFF
         case "lop3":

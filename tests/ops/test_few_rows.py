@@ -13,7 +13,7 @@ from ops.gemms import integers, randn, spread
 from ops.gluon_on_cpu import Pointers, on_cpu, run_programs
 from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize as plain_numbers
-from quire.ops.gpu.linear import grouped_few
+from quire.ops.gpu.linear import few_lanes, grouped_few
 from quire.ops.gpu.linear.few_config import FewConfig, few_format
 from quire.ops.gpu.linear.grouped_few import few_kernel
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8, pack_zero_points
@@ -56,7 +56,7 @@ class OnCpu:
     """Takes the kernel's place. What would be rounded to bf16 is kept in fp32."""
 
     def __init__(self, programs: int) -> None:
-        self.programs, self.code = programs, on_cpu(grouped_few)
+        self.programs, self.code = programs, on_cpu(few_lanes, grouped_few)
         self.found = torch.empty(0)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -64,16 +64,16 @@ class OnCpu:
 
     def launch(self, *args: Any, num_warps: int, maxnreg: int, **constants: Any) -> None:
         given = [Pointers(arg) if isinstance(arg, Tensor) else arg for arg in args]
-        self.found = torch.full_like(args[7], torch.nan, dtype=torch.float32)
-        given[7] = Pointers(self.found)
+        self.found = torch.full_like(args[8], torch.nan, dtype=torch.float32)
+        given[8] = Pointers(self.found)
         run_programs(self.code._few_kernel, self.programs, *given, **constants)
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("M", "config", "programs"), [
-    (1, FewConfig(tiles=1, warps=2), 2),  # two steps, the last with an idle warp; a program with two tiles of outputs
-    (8, FewConfig(tiles=1, warps=4, ahead=2), 1),
-    (11, FewConfig(tiles=2, warps=1), 1),
+    (1, FewConfig(warps=2), 2),  # two steps, the last with an idle warp; a program with two tiles of outputs
+    (8, FewConfig(warps=4, batch=2), 1),
+    (11, FewConfig(warps=1), 3),
 ])  # fmt: skip
 def test_every_lane_multiplies_what_it_has(
     name: str, M: int, config: FewConfig, programs: int, monkeypatch: pytest.MonkeyPatch

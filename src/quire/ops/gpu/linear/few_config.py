@@ -11,11 +11,10 @@ from quire.ops.gpu.linear.wide_format import high_bits
 
 
 class FewConfig(NamedTuple):
-    tiles: int = 1  # of 16 outputs, that a warp multiplies with the same x
     warps: int = 8
     resident: int = 2  # programs that share a multiprocessor
     registers: int = 128
-    ahead: int = 0  # units that are prefetched into the L2 cache
+    batch: int = 8  # tiles of outputs whose sums are added up together
 
 
 class FewFormat(NamedTuple):

@@ -1,14 +1,15 @@
-"""Instructions that make bf16 weights of words and multiply them with rows of activations, for grouped_few.py.
+"""Instructions that make fp16 of words' planes and multiply them with rows of activations, for grouped_few.py.
 
-Values are placed into the mantissa of a large float, as in unpack.py. A zero, or a group's zero point, is subtracted
-with the large number. Where groups have offsets the large number stays: it is multiplied with the group's sum of
-activations, as the offset is."""
+Values are placed into the mantissa of a large float, as in unpack.py: into its lowest bits, or, of odd planes, four
+bits further up, which spares every other shift. Then a zero, or a group's zero point, is subtracted together with the
+large number. Where groups have offsets the large number stays: it is multiplied with the group's sum of activations, as
+the offset is."""
 
 from functools import cache
 from typing import NamedTuple
 
-MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-BF16 = {16: 0x4180, 32: 0x4200, 128: 0x4300}
+MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+LARGE = (0x6400, 0x5400)  # fp16 1024 and 64, of even and odd planes
 
 
 class FewValues(NamedTuple):
@@ -17,16 +18,6 @@ class FewValues(NamedTuple):
     high_bits: int
     zero: int  # subtracted from all values
     second: str  # what a group has beside its scale: "none", "points", "offsets"
-
-    @property
-    def large(self) -> int:
-        """The float that values are added to, and that is left where groups have offsets."""
-        return 16 << self.high_bits if self.second == "offsets" else 128
-
-    @property
-    def place(self) -> int:
-        """The bit of the float that is worth 1."""
-        return {16: 3, 32: 2, 128: 0}[self.large]
 
 
 @cache
@@ -38,14 +29,13 @@ def plane_asm(plane: int, values: FewValues, tiles: int, joined: bool, chained: 
     less = high + (8 if values.high_bits else 0)
     x = less + (2 if values.second == "points" else 0)
     before = x + 4 * tiles
-    constants = [".reg .f32 z;", "mov.f32 z, 0f00000000;", f".reg .f32 d<{4 * tiles}>;", ".reg .b32 a<8>;"]
-    lines = [*constants, ".reg .b32 h, one, less;", "mov.b32 one, 0x3F803F80;"]
-    lines.append(f"mov.b32 less, 0x{(0x8000 | 0x4300 | values.zero) * 0x10001:08X};")
+    lines = [".reg .f32 z;", "mov.f32 z, 0f00000000;", f".reg .f32 d<{4 * tiles}>;", ".reg .b32 a<8>;"]
+    lines += [".reg .b32 h, less;", f"mov.b32 less, 0x{_less(plane, values.zero) * 0x10001:08X};"]
     for number in range(8):
         lines += _value(f"a{number}", f"${pairs + number}", f"${high + number}", plane, values)
         if values.second != "offsets":
             by = f"${less + number // 4}" if values.second == "points" else "less"
-            lines.append(f"fma.rn.bf16x2 a{number}, a{number}, one, {by};")
+            lines.append(f"add.rn.f16x2 a{number}, a{number}, {by};")
     for half in range(2):
         a = f"{{a{2 * half}, a{4 + 2 * half}, a{2 * half + 1}, a{5 + 2 * half}}}"
         for tile in range(tiles):
@@ -60,22 +50,25 @@ def plane_asm(plane: int, values: FewValues, tiles: int, joined: bool, chained: 
     return "{\n" + "\n".join(lines) + "\n}"
 
 
+def _less(plane: int, zero: int) -> int:
+    """-(1024 + zero), or -(64 + zero), in fp16"""
+    assert zero < 64
+    return 0x8000 | LARGE[plane % 2] | zero << plane % 2 * 4
+
+
 def _value(to: str, pair: str, high: str, plane: int, values: FewValues) -> list[str]:
     """A plane of two words in 16 bits each, with further bits in 16 bits each, + the large number"""
-    mask, large = 15 << values.place, BF16[values.large]
-    lines = [_shift(to, pair, 4 * (plane % 4) - values.place)]
-    lines.append(f"lop3.b32 {to}, {to}, 0x{mask * 0x10001:08X}, 0x{large * 0x10001:08X}, 0xEA;")  # (a & b) | c
+    place = plane % 2 * 4  # of the lowest bit
+    lines = [f"shr.u32 {to}, {pair}, 8;"] if plane % 4 >= 2 else []
+    source = to if lines else pair
+    lines.append(f"lop3.b32 {to}, {source}, 0x{(15 << place) * 0x10001:08X}, 0x{LARGE[plane % 2] * 0x10001:08X}, 0xEA;")
     if values.high_bits:
-        mask = (1 << values.high_bits) - 1 << values.place + 4
-        lines.append(_shift("h", high, values.high_bits * plane - values.place - 4))
-        lines.append(f"lop3.b32 {to}, h, 0x{mask * 0x10001:08X}, {to}, 0xEA;")
+        mask = (1 << values.high_bits) - 1 << place + 4
+        right = values.high_bits * plane - place - 4
+        if right:
+            lines.append(f"shr.u32 h, {high}, {right};" if right > 0 else f"shl.b32 h, {high}, {-right};")
+        lines.append(f"lop3.b32 {to}, {'h' if right else high}, 0x{mask * 0x10001:08X}, {to}, 0xEA;")  # (a & b) | c
     return lines
-
-
-def _shift(to: str, word: str, right: int) -> str:
-    if right == 0:
-        return f"mov.b32 {to}, {word};"
-    return f"shr.u32 {to}, {word}, {right};" if right > 0 else f"shl.b32 {to}, {word}, {-right};"
 
 
 def _quad(name: str, first: int) -> str:
@@ -90,12 +83,21 @@ def operands(values: FewValues, tiles: int, joined: bool, chained: bool) -> str:
     return ",".join([early] * (4 * tiles * (1 if joined else 2)) + inputs + (["f"] * 4 * tiles if chained else []))
 
 
-# Sums of groups times two numbers a lane and row: a lane's two groups, main parts and rests.
+# Sums of planes times two numbers a lane and row: of a lane's two planes, main parts and rests.
 SUMS = "{ .reg .f32 z; mov.f32 z, 0f00000000; " + MMA + " {$0, $1, $2, $3}, {$4, $5, $4, $5}, {$6, $7}, {z, z, z, z}; }"
 
+# Two bytes of a word, by a selector, as two fp16; and times -1024 and -64.
+TWO_BYTES = (
+    "{ .reg .b32 a, m; mov.b32 m, 0xE400E400; prmt.b32 a, $1, 0x64646464, $2; add.rn.f16x2 $0, a, m; }",
+    "{ .reg .b32 a, m, n; mov.b32 m, 0xE400E400; mov.b32 n, 0xD400E400; prmt.b32 a, $1, 0x64646464, $2;"
+    " add.rn.f16x2 a, a, m; mul.rn.f16x2 $0, a, n; }",
+)
 
-def two_bytes(times: int) -> str:
-    """Two bytes of a word below 128, by a selector, as two bf16 times a power of two, negative; 1: as they are"""
-    factor, rest = {1: (0x3F80, 0xC300), -16: (0xC180, 0x4500), -32: (0xC200, 0x4580)}[times]
-    both = f"mov.b32 m, 0x{factor * 0x10001:08X}; mov.b32 n, 0x{rest * 0x10001:08X};"
-    return "{ .reg .b32 a, m, n; " + both + " prmt.b32 a, $1, 0x43434343, $2; fma.rn.bf16x2 $0, a, m, n; }"
+# Pairs of words: lower halves, upper halves. Of four bytes two pairs. Of a word with a zero point -(1024 + it) and
+# -(64 + it), twice each.
+PAIRS = (
+    "prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632;",
+    "prmt.b32 $0, $2, 0, 0x4140; prmt.b32 $1, $2, 0, 0x4342;",
+    "{ .reg .b32 m; mov.b32 m, 0x63806380; prmt.b32 $0, $2, 0xE4E4E4E4, 0x4242; add.rn.f16x2 $1, $0, m; }",
+)
+PLACE = tuple(f"prmt.b32 $0, $1, 0x4B000000, 0x744{index};" for index in range(4))  # a byte in the mantissa of 2**23

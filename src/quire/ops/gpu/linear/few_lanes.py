@@ -1,0 +1,211 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""What a lane of grouped_few.py loads and computes: tensors of one number a lane, [lanes of all warps], and tuples of
+them. Loads of several neighbouring numbers are tensors with a second axis."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from quire.ops.gpu.linear.few_unpack import PAIRS, PLACE, TWO_BYTES
+
+PREPARE, BYTES, PLACE_BYTE = gl.constexpr(PAIRS), gl.constexpr(TWO_BYTES), gl.constexpr(PLACE)
+
+
+@gluon.jit
+def append(values, value):
+    return values + (value,)  # noqa: RUF005 (Triton has no starred tuples)
+
+
+@gluon.jit
+def load_run(ptr, places, COUNT: gl.constexpr):
+    """Of each lane the words COUNT * place .. COUNT * (place + 1): a tuple of as many"""
+    found = ()
+    if COUNT == 8:
+        found = load_run(ptr, places * 2, 4) + load_run(ptr, places * 2 + 1, 4)
+    elif COUNT == 2 or COUNT == 4:
+        LANES: gl.constexpr = places.type.layout
+        WIDE: gl.constexpr = gl.BlockedLayout([1, COUNT], [32, 1], [places.shape[0] // 32, 1], [1, 0])
+        wide = gl.convert_layout(places, gl.SliceLayout(1, WIDE), assert_trivial=True)
+        offsets = (wide * COUNT)[:, None] + gl.arange(0, COUNT, gl.SliceLayout(0, WIDE))[None, :]
+        found = _parts(gl.load(ptr + offsets), LANES)
+    else:
+        for number in gl.static_range(COUNT):
+            found = append(found, gl.load(ptr + places * COUNT + number))
+    return found
+
+
+@gluon.jit
+def load_masked(ptr, places, present, COUNT: gl.constexpr):
+    """The same of two or four, and zeros where none is present"""
+    LANES: gl.constexpr = places.type.layout
+    WIDE: gl.constexpr = gl.BlockedLayout([1, COUNT], [32, 1], [places.shape[0] // 32, 1], [1, 0])
+    wide = gl.convert_layout(places, gl.SliceLayout(1, WIDE), assert_trivial=True)
+    here = gl.convert_layout(present, gl.SliceLayout(1, WIDE), assert_trivial=True)
+    offsets = (wide * COUNT)[:, None] + gl.arange(0, COUNT, gl.SliceLayout(0, WIDE))[None, :]
+    return _parts(gl.load(ptr + offsets, mask=here[:, None], other=0), LANES)
+
+
+@gluon.jit
+def _parts(x, LANES: gl.constexpr):
+    """[n, 2] or [n, 4] -> two or four [n]"""
+    if x.shape[1] == 2:
+        found = gl.split(x)
+    else:
+        even, odd = gl.split(x.reshape([x.shape[0], 2, 2]))
+        first, third = gl.split(even)
+        second, fourth = gl.split(odd)
+        found = (first, second, third, fourth)
+    converted = ()
+    for number in gl.static_range(len(found)):
+        converted = append(converted, gl.convert_layout(found[number], LANES, assert_trivial=True))
+    return converted
+
+
+@gluon.jit
+def stacked(values):
+    """A tuple of 2, 4 or 8 [n] -> [n, count]"""
+    COUNT: gl.constexpr = len(values)
+    if COUNT == 2:
+        found = gl.join(values[0], values[1])
+    else:
+        found = gl.join(stacked(values[: COUNT // 2]), stacked(values[COUNT // 2 :]))
+        found = found.permute((0, 2, 1)).reshape([values[0].shape[0], COUNT])
+    return found
+
+
+@gluon.jit
+def half_at(word, SHIFT: gl.constexpr):
+    """An fp16 in an int32, as fp32"""
+    return (word >> SHIFT).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
+
+
+@gluon.jit
+def words_of(several: gl.constexpr, NUMBER: gl.constexpr, words, COUNT: gl.constexpr):
+    """Instructions with one or two words as results"""
+    if COUNT == 1:
+        found = gl.inline_asm_elementwise(
+            several[NUMBER], "=r" + ",r" * len(words), list(words), gl.int32, is_pure=True, pack=1
+        )
+    else:
+        found = gl.inline_asm_elementwise(
+            several[NUMBER], "=&r,=&r" + ",r" * len(words), list(words), (gl.int32, gl.int32), is_pure=True, pack=1
+        )
+    return found
+
+
+@gluon.jit
+def sums_of(
+    several: gl.constexpr, NUMBER: gl.constexpr, operands: gl.constexpr, KIND: gl.constexpr, values, COUNT: gl.constexpr
+):
+    """Instructions with four, eight or sixteen sums as results"""
+    if COUNT == 4:
+        found = gl.inline_asm_elementwise(
+            several[NUMBER],
+            operands[KIND],
+            list(values),
+            (gl.float32, gl.float32, gl.float32, gl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    elif COUNT == 8:
+        found = gl.inline_asm_elementwise(
+            several[NUMBER],
+            operands[KIND],
+            list(values),
+            (gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        found = gl.inline_asm_elementwise(
+            several[NUMBER],
+            operands[KIND],
+            list(values),
+            (
+                gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32,
+                gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32,
+            ),
+            is_pure=True,
+            pack=1,
+        )  # fmt: skip
+    return found
+
+
+@gluon.jit
+def pairs_of(words, high, HIGH: gl.constexpr):
+    """For each of two rows: the lower halves of words in four pairs, the upper halves, and further bits of the pairs"""
+    pairs, further = (), ()
+    for row in gl.static_range(2):
+        lower, higher = (), ()
+        for two in gl.static_range(4):
+            a, b = words_of(PREPARE, 0, (words[8 * row + 2 * two], words[8 * row + 2 * two + 1]), 2)
+            lower, higher = append(lower, a), append(higher, b)
+        pairs = pairs + lower + higher
+    if HIGH == 2:
+        further = high
+    elif HIGH == 1:
+        for number in gl.static_range(4):
+            a, b = words_of(PREPARE, 1, (high[number],), 2)
+            further = append(append(further, a), b)
+    return pairs, further
+
+
+@gluon.jit
+def scale_words(own, KIND: gl.constexpr, PER_ROW: gl.constexpr):
+    """Words from which `scale_of` takes scales, PER_ROW a row"""
+    found = own
+    if KIND == "six":
+        found = ()
+        for row in gl.static_range(2):
+            first, rest = own[PER_ROW * row], own[PER_ROW * row + 2]
+            low, high = first & 0x3F3F3F3F, (rest & 0x0F0F0F0F) | ((first >> 2) & 0x30303030)
+            found = append(append(append(append(found, low), high), high), high)
+    elif KIND == "bytes":  # signed
+        found = ()
+        for number in gl.static_range(2 * PER_ROW):
+            found = append(found, own[number] if number % PER_ROW == 4 else own[number] ^ -0x7F7F7F80)
+    return found
+
+
+@gluon.jit
+def scale_of(
+    words, ROW: gl.constexpr, PLANE: gl.constexpr, HALF: gl.constexpr,
+    KIND: gl.constexpr, PER_ROW: gl.constexpr, GROUP: gl.constexpr, POINTS: gl.constexpr,
+):  # fmt: skip
+    """The scale of a plane (of half of it, where groups are so small), in fp32"""
+    if KIND == "halves":
+        GROUP_NUMBER: gl.constexpr = PLANE * 32 // GROUP
+        if POINTS:
+            found = half_at(words[PER_ROW * ROW + GROUP_NUMBER], 0)
+        else:
+            found = half_at(words[PER_ROW * ROW + GROUP_NUMBER // 2], GROUP_NUMBER % 2 * 16)
+    else:
+        if KIND == "six":
+            bits = words_of(PLACE_BYTE, PLANE % 4, (words[PER_ROW * ROW + PLANE // 4],), 1)
+        elif KIND == "pairs":
+            bits = words_of(PLACE_BYTE, PLANE % 2 * 2, (words[PER_ROW * ROW + PLANE // 2],), 1)
+        else:
+            bits = words_of(PLACE_BYTE, PLANE % 4, (words[PER_ROW * ROW + HALF * 2 + PLANE // 4],), 1)
+        found = bits.to(gl.float32, bitcast=True) - (8388736.0 if KIND == "bytes" else 8388608.0)
+    return found
+
+
+@gluon.jit
+def of_plane_sums(own, lane, KIND: gl.constexpr, PER_ROW: gl.constexpr):
+    """What the sums of a lane's two planes are multiplied with: for each row their scales, times -1024 and -64, and
+    their offsets"""
+    upper = lane % 4 >= 2
+    selector = gl.where(lane % 2 == 0, 0x4140, 0x4342)
+    scales, offsets = (), ()
+    for row in gl.static_range(2):
+        if KIND == "six":
+            first, second, rest = own[PER_ROW * row], own[PER_ROW * row + 1], own[PER_ROW * row + 2]
+            low, high = first & 0x3F3F3F3F, (rest & 0x0F0F0F0F) | ((first >> 2) & 0x30303030)
+            low_offsets, high_offsets = second & 0x3F3F3F3F, ((rest >> 4) & 0x0F0F0F0F) | ((second >> 2) & 0x30303030)
+            of_scales, of_offsets = gl.where(upper, high, low), gl.where(upper, high_offsets, low_offsets)
+            scales = append(scales, words_of(BYTES, 1, (of_scales, selector), 1))
+            offsets = append(offsets, words_of(BYTES, 0, (of_offsets, selector), 1))
+        else:
+            both = own[PER_ROW * row + 4]
+            scales = append(scales, words_of(BYTES, 1, (both, selector * 0 + 0x4240), 1))
+            offsets = append(offsets, words_of(BYTES, 0, (both, selector * 0 + 0x4341), 1))
+    return scales, offsets
