@@ -14,7 +14,7 @@ def execute(asm: str, words: tuple[int, ...], num_planes: int, dtype: torch.dtyp
 def run(asm: str, words: Sequence[Tensor], num_results: int) -> list[Tensor]:
     """Words are tensors of int64, of 32 bits each; so are the results."""
     registers = {f"${num_results + i}": word for i, word in enumerate(words)}
-    for line in asm.strip("{} \n").split(";"):
+    for line in asm.strip().removeprefix("{").removesuffix("}").split(";"):
         op, _, operands = line.strip().partition(" ")
         if not op:
             continue
@@ -27,6 +27,10 @@ def run(asm: str, words: Sequence[Tensor], num_results: int) -> list[Tensor]:
             registers |= dict(
                 zip(targets, _mma(*([registers[name] for name in names] for names in tiles)), strict=True)
             )
+            continue
+        if operands.startswith("{"):
+            low, high, word = operands.replace("}", "").removeprefix("{").split(", ")
+            registers |= {low: registers[word] & 0xFFFF, high: registers[word] >> 16}
             continue
         target, *sources = operands.split(", ")
         registers[target] = _result(op, [registers[o] if o in registers else torch.tensor(_number(o)) for o in sources])
@@ -96,6 +100,8 @@ def _result(op: str, sources: list[Tensor]) -> Tensor:
             return _word(product.to(dtype))
         case "sub":
             return _word32(_float32(a) - _float32(rest[0]))
+        case "cvt" if op == "cvt.f32.f16":
+            return _word32(_floats(a, torch.float16)[..., 0].float())
         case "cvt":
             assert op == "cvt.rn.bf16x2.f32"
             return _word(torch.stack([_float32(rest[0]), _float32(a)], dim=-1).bfloat16())

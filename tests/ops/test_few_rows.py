@@ -21,7 +21,7 @@ from quire.ops.gpu.linear.quantized_weights import load_quantized
 from quire.ops.gpu.linear.wide_config import has_wide_kernel
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 
-N, K = 45, 768  # three units
+N, K = 37, 768  # three units
 HOPPER = torch.cuda.is_available() and has_wide_kernel(torch.device("cuda", 0))
 Case = tuple[GroupedWeight, Tensor]
 

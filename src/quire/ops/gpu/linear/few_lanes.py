@@ -5,9 +5,9 @@ them. Loads of several neighbouring numbers are tensors with a second axis."""
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from quire.ops.gpu.linear.few_unpack import PAIRS, PLACE, TWO_BYTES
+from quire.ops.gpu.linear.few_unpack import HALF, PAIRS, TWO_BYTES
 
-PREPARE, BYTES, PLACE_BYTE = gl.constexpr(PAIRS), gl.constexpr(TWO_BYTES), gl.constexpr(PLACE)
+PREPARE, BYTES, FLOAT = gl.constexpr(PAIRS), gl.constexpr(TWO_BYTES), gl.constexpr(HALF)
 
 
 @gluon.jit
@@ -16,37 +16,42 @@ def append(values, value):
 
 
 @gluon.jit
-def load_run(ptr, places, COUNT: gl.constexpr):
-    """Of each lane the words COUNT * place .. COUNT * (place + 1): a tuple of as many"""
+def load_run(ptr, places, COUNT: gl.constexpr, FURTHER: gl.constexpr = 0):
+    """Of each lane the words COUNT * place .. COUNT * (place + 1), as many words further: a tuple"""
     found = ()
     if COUNT == 8:
-        found = load_run(ptr, places * 2, 4) + load_run(ptr, places * 2 + 1, 4)
+        found = load_run(ptr, places * 2, 4, FURTHER) + load_run(ptr, places * 2, 4, FURTHER + 4)
     elif COUNT == 2 or COUNT == 4:
-        LANES: gl.constexpr = places.type.layout
-        WIDE: gl.constexpr = gl.BlockedLayout([1, COUNT], [32, 1], [places.shape[0] // 32, 1], [1, 0])
-        wide = gl.convert_layout(places, gl.SliceLayout(1, WIDE), assert_trivial=True)
-        offsets = (wide * COUNT)[:, None] + gl.arange(0, COUNT, gl.SliceLayout(0, WIDE))[None, :]
-        found = _parts(gl.load(ptr + offsets), LANES)
+        found = _parts(gl.load(_run(ptr, places, COUNT) + FURTHER))
     else:
         for number in gl.static_range(COUNT):
-            found = append(found, gl.load(ptr + places * COUNT + number))
+            found = append(found, gl.load(ptr + places * COUNT + (number + FURTHER)))
     return found
 
 
 @gluon.jit
-def load_masked(ptr, places, present, COUNT: gl.constexpr):
-    """The same of two or four, and zeros where none is present"""
-    LANES: gl.constexpr = places.type.layout
-    WIDE: gl.constexpr = gl.BlockedLayout([1, COUNT], [32, 1], [places.shape[0] // 32, 1], [1, 0])
-    wide = gl.convert_layout(places, gl.SliceLayout(1, WIDE), assert_trivial=True)
-    here = gl.convert_layout(present, gl.SliceLayout(1, WIDE), assert_trivial=True)
-    offsets = (wide * COUNT)[:, None] + gl.arange(0, COUNT, gl.SliceLayout(0, WIDE))[None, :]
-    return _parts(gl.load(ptr + offsets, mask=here[:, None], other=0), LANES)
+def load_present(ptr, places, present, ALL: gl.constexpr, COUNT: gl.constexpr, FURTHER: gl.constexpr = 0):
+    """The same of two or four, and zeros where none is present. ALL: all are."""
+    if ALL:
+        found = gl.load(_run(ptr, places, COUNT) + FURTHER)
+    else:
+        WIDE: gl.constexpr = gl.BlockedLayout([1, COUNT], [32, 1], [places.shape[0] // 32, 1], [1, 0])
+        here = gl.convert_layout(present, gl.SliceLayout(1, WIDE), assert_trivial=True)
+        found = gl.load(_run(ptr, places, COUNT) + FURTHER, mask=here[:, None], other=0)
+    return _parts(found)
 
 
 @gluon.jit
-def _parts(x, LANES: gl.constexpr):
+def _run(ptr, places, COUNT: gl.constexpr):
+    WIDE: gl.constexpr = gl.BlockedLayout([1, COUNT], [32, 1], [places.shape[0] // 32, 1], [1, 0])
+    wide = gl.convert_layout(places, gl.SliceLayout(1, WIDE), assert_trivial=True)
+    return ptr + ((wide * COUNT)[:, None] + gl.arange(0, COUNT, gl.SliceLayout(0, WIDE))[None, :])
+
+
+@gluon.jit
+def _parts(x):
     """[n, 2] or [n, 4] -> two or four [n]"""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [x.shape[0] // 32], [0])
     if x.shape[1] == 2:
         found = gl.split(x)
     else:
@@ -75,7 +80,7 @@ def stacked(values):
 @gluon.jit
 def half_at(word, SHIFT: gl.constexpr):
     """An fp16 in an int32, as fp32"""
-    return (word >> SHIFT).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
+    return gl.inline_asm_elementwise(FLOAT[SHIFT // 16], "=f,r", [word], gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -150,20 +155,27 @@ def pairs_of(words, high, HIGH: gl.constexpr):
 
 
 @gluon.jit
-def scale_words(own, KIND: gl.constexpr, PER_ROW: gl.constexpr):
-    """Words from which `scale_of` takes scales, PER_ROW a row"""
-    found = own
-    if KIND == "six":
-        found = ()
-        for row in gl.static_range(2):
+def scale_pairs(own, lane, KIND: gl.constexpr, PER_ROW: gl.constexpr):
+    """Two fp16 a word: the scales of planes 0 and 1, 2 and 3, 4 and 5, 6 and 7 of a row, where groups are small those
+    of the second half, then those of the other row. Scales that are fp16 stay as they are."""
+    zeros, pairs = lane * 0, ()
+    for row in gl.static_range(2):
+        if KIND == "six":
             first, rest = own[PER_ROW * row], own[PER_ROW * row + 2]
             low, high = first & 0x3F3F3F3F, (rest & 0x0F0F0F0F) | ((first >> 2) & 0x30303030)
-            found = append(append(append(append(found, low), high), high), high)
-    elif KIND == "bytes":  # signed
-        found = ()
-        for number in gl.static_range(2 * PER_ROW):
-            found = append(found, own[number] if number % PER_ROW == 4 else own[number] ^ -0x7F7F7F80)
-    return found
+            pairs = pairs + _byte_pairs(low, zeros, 0) + _byte_pairs(high, zeros, 0)
+        elif KIND == "pairs":
+            for number in gl.static_range(4):
+                pairs = append(pairs, words_of(BYTES, 0, (own[PER_ROW * row + number], zeros + 0x4240), 1))
+        elif KIND == "bytes":
+            for number in gl.static_range(4):
+                pairs = pairs + _byte_pairs(own[PER_ROW * row + number] ^ -0x7F7F7F80, zeros, 2)
+    return own if KIND == "halves" else pairs
+
+
+@gluon.jit
+def _byte_pairs(word, zeros, LESS: gl.constexpr):
+    return (words_of(BYTES, LESS, (word, zeros + 0x4140), 1), words_of(BYTES, LESS, (word, zeros + 0x4342), 1))
 
 
 @gluon.jit
@@ -171,22 +183,10 @@ def scale_of(
     words, ROW: gl.constexpr, PLANE: gl.constexpr, HALF: gl.constexpr,
     KIND: gl.constexpr, PER_ROW: gl.constexpr, GROUP: gl.constexpr, POINTS: gl.constexpr,
 ):  # fmt: skip
-    """The scale of a plane (of half of it, where groups are so small), in fp32"""
-    if KIND == "halves":
-        GROUP_NUMBER: gl.constexpr = PLANE * 32 // GROUP
-        if POINTS:
-            found = half_at(words[PER_ROW * ROW + GROUP_NUMBER], 0)
-        else:
-            found = half_at(words[PER_ROW * ROW + GROUP_NUMBER // 2], GROUP_NUMBER % 2 * 16)
-    else:
-        if KIND == "six":
-            bits = words_of(PLACE_BYTE, PLANE % 4, (words[PER_ROW * ROW + PLANE // 4],), 1)
-        elif KIND == "pairs":
-            bits = words_of(PLACE_BYTE, PLANE % 2 * 2, (words[PER_ROW * ROW + PLANE // 2],), 1)
-        else:
-            bits = words_of(PLACE_BYTE, PLANE % 4, (words[PER_ROW * ROW + HALF * 2 + PLANE // 4],), 1)
-        found = bits.to(gl.float32, bitcast=True) - (8388736.0 if KIND == "bytes" else 8388608.0)
-    return found
+    """The scale of a plane (of half of it, where groups are so small), in fp32, of `scale_pairs`"""
+    NUMBER: gl.constexpr = PLANE * 32 // GROUP if KIND == "halves" else PLANE
+    FIRST: gl.constexpr = PER_ROW * ROW if KIND == "halves" else 8 * ROW + 4 * HALF if KIND == "bytes" else 4 * ROW
+    return half_at(words[FIRST + NUMBER], 0) if POINTS else half_at(words[FIRST + NUMBER // 2], NUMBER % 2 * 16)
 
 
 @gluon.jit

@@ -86,11 +86,12 @@ def operands(values: FewValues, tiles: int, joined: bool, chained: bool) -> str:
 # Sums of planes times two numbers a lane and row: of a lane's two planes, main parts and rests.
 SUMS = "{ .reg .f32 z; mov.f32 z, 0f00000000; " + MMA + " {$0, $1, $2, $3}, {$4, $5, $4, $5}, {$6, $7}, {z, z, z, z}; }"
 
-# Two bytes of a word, by a selector, as two fp16; and times -1024 and -64.
+# Two bytes of a word, by a selector, as two fp16; times -1024 and -64; less 128.
 TWO_BYTES = (
     "{ .reg .b32 a, m; mov.b32 m, 0xE400E400; prmt.b32 a, $1, 0x64646464, $2; add.rn.f16x2 $0, a, m; }",
     "{ .reg .b32 a, m, n; mov.b32 m, 0xE400E400; mov.b32 n, 0xD400E400; prmt.b32 a, $1, 0x64646464, $2;"
     " add.rn.f16x2 a, a, m; mul.rn.f16x2 $0, a, n; }",
+    "{ .reg .b32 a, m; mov.b32 m, 0xE480E480; prmt.b32 a, $1, 0x64646464, $2; add.rn.f16x2 $0, a, m; }",
 )
 
 # Pairs of words: lower halves, upper halves. Of four bytes two pairs. Of a word with a zero point -(1024 + it) and
@@ -100,4 +101,6 @@ PAIRS = (
     "prmt.b32 $0, $2, 0, 0x4140; prmt.b32 $1, $2, 0, 0x4342;",
     "{ .reg .b32 m; mov.b32 m, 0x63806380; prmt.b32 $0, $2, 0xE4E4E4E4, 0x4242; add.rn.f16x2 $1, $0, m; }",
 )
-PLACE = tuple(f"prmt.b32 $0, $1, 0x4B000000, 0x744{index};" for index in range(4))  # a byte in the mantissa of 2**23
+
+# An fp16 of a word, the lower or the upper one, as fp32.
+HALF = tuple("{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, " + half + "; }" for half in "lh")

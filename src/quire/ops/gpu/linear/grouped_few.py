@@ -18,12 +18,12 @@ from quire.ops.gpu.linear.few_fragments import UNIT, Fragments, x_fragments
 from quire.ops.gpu.linear.few_lanes import (
     append,
     half_at,
-    load_masked,
+    load_present,
     load_run,
     of_plane_sums,
     pairs_of,
     scale_of,
-    scale_words,
+    scale_pairs,
     stacked,
     sums_of,
     words_of,
@@ -94,6 +94,12 @@ def _words_a_row(kind, scale_words):
     return {"six": 4, "pairs": 6, "bytes": 5, "halves": scale_words}[kind]
 
 
+@gluon.constexpr_function
+def _rows(number, even):
+    """That a lane's second output lies behind its first one, where that is never past the last"""
+    return 8 * number if even else 0
+
+
 @gluon.jit
 def _load_weights(
     words_ptr, high_ptr, scale_ptr, super_ptr, lane, warp, tile, step, N, units,
@@ -103,37 +109,34 @@ def _load_weights(
     """A warp's unit of a step: of each of a lane's two outputs eight words, further bits, and scales. What is past the
     last unit, tile or output is multiplied with zeros or never stored."""
     first = gl.minimum(tile, gl.cdiv(N, 16) - 1) * 16
+    # What is the same for all lanes is added last.
+    own_unit = warp if WHOLE else gl.minimum(step * WARPS + warp, units - 1)
+    all_units = step * WARPS if WHOLE else 0
     words, high, numbers = (), (), ()
     for number in gl.static_range(2):
         row = lane // 4 + number * 8
-        if WHOLE:
-            from_units, place = warp, row * units + warp
-            unit = step * WARPS
-        else:
-            unit = gl.minimum(step * WARPS + warp, units - 1)
-            from_units, place = unit, row * units + unit
-            unit = 0
         if EVEN:
-            place += first * units + unit
-            scale_place = from_units * N + row + (unit * N + first)
+            place = row * units + own_unit + (first * units + all_units)
+            scale_place = own_unit * N + lane // 4 + (all_units * N + first)
+            chunk_place = own_unit * (2 * N) + lane // 4 + (all_units * (2 * N) + first)
         else:
             row = gl.minimum(first + row, N - 1)
-            place = row * units + from_units + unit
-            scale_place = (from_units + unit) * N + row
+            place = row * units + own_unit + all_units
+            scale_place = (own_unit + all_units) * N + row
+            chunk_place = (own_unit + all_units) * (2 * N) + row
         for half in gl.static_range(2):
-            words = words + load_run(words_ptr, place * 8 + lane % 4 + half * 4, 4)
+            words = words + load_run(words_ptr, place * 8 + lane % 4, 4, 16 * half)
             if HIGH > 0:
-                high = high + load_run(high_ptr, place * 8 + lane % 4 + half * 4, HIGH)
+                high = high + load_run(high_ptr, place * 8 + lane % 4, HIGH, 4 * HIGH * half)
         if KIND == "bytes":
-            twice = scale_place + (from_units + unit) * N
-            numbers = numbers + load_run(scale_ptr, twice, SCALE_WORDS)
-            numbers = numbers + load_run(scale_ptr, twice + N, SCALE_WORDS)
+            numbers = numbers + load_run(scale_ptr, chunk_place, SCALE_WORDS, SCALE_WORDS * _rows(number, EVEN))
+            numbers = numbers + load_run(scale_ptr, chunk_place + N, SCALE_WORDS, SCALE_WORDS * _rows(number, EVEN))
         else:
-            numbers = numbers + load_run(scale_ptr, scale_place, SCALE_WORDS)
+            numbers = numbers + load_run(scale_ptr, scale_place, SCALE_WORDS, SCALE_WORDS * _rows(number, EVEN))
         if KIND == "pairs":
-            numbers = append(numbers, gl.load(scale_ptr + (scale_place * 4 + lane % 4)))
+            numbers = numbers + load_run(scale_ptr, scale_place * 4 + lane % 4, 1, 4 * _rows(number, EVEN))
         if KIND != "halves":
-            numbers = append(numbers, gl.load(super_ptr + scale_place))
+            numbers = numbers + load_run(super_ptr, scale_place, 1, _rows(number, EVEN))
     return words, high, numbers
 
 
@@ -206,13 +209,13 @@ def _few_kernel(
                 words_ptr, high_ptr, scale_ptr, super_ptr, lane, warp, next_tile, next_step, N, units,
                 KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE,
             )  # fmt: skip
-            scales_from = scale_words(own, KIND, PER_ROW)
+            scales_from = scale_pairs(own, lane, KIND, PER_ROW)
             sums, below = (), ()
             if KIND == "six" or KIND == "pairs":
                 of_scales, of_offsets = of_plane_sums(own, lane, KIND, PER_ROW)
                 for nt in gl.static_range(TOKENS):
                     here = present & (nt * 8 + lane // 4 < M)
-                    main, rest = load_masked(sums_ptr, (nt * units + unit) * 32 + lane, here, 2)
+                    main, rest = load_present(sums_ptr, (nt * units + unit) * 32 + lane, here, WHOLE, 2)
                     sums = sums + sums_of(OF_SUMS, 0, OF_SUMS, 1, (of_scales[0], of_scales[1], main, rest), 4)
                     below = below + sums_of(OF_SUMS, 0, OF_SUMS, 1, (of_offsets[0], of_offsets[1], main, rest), 4)
             else:
@@ -231,7 +234,7 @@ def _few_kernel(
                         args = append(args, less[plane % 2])
                 for nt in gl.static_range(TOKENS):
                     here = present & (nt * 8 + lane // 4 < M)
-                    args = args + load_masked(x_ptr, ((nt * units + unit) * 8 + plane) * 32 + lane, here, 4)
+                    args = args + load_present(x_ptr, (nt * units + unit) * 256 + lane, here, WHOLE, 4, plane * 128)
                 if plane % CHAIN == 0:
                     dots = sums_of(PLANES, plane, OPERANDS, 0, args, KINDS * HALVES)
                 else:
@@ -248,7 +251,7 @@ def _few_kernel(
                         sums = more
             new_acc = ()
             for nt in gl.static_range(TOKENS):
-                x_scales = load_masked(x_scale_ptr, ((nt * units + unit) * 4 + lane % 4), present, 2)
+                x_scales = load_present(x_scale_ptr, (nt * units + unit) * 4 + lane % 4, present, WHOLE, 2)
                 for c in gl.static_range(4):
                     total = sums[4 * nt + c]
                     above = own[PER_ROW * (c // 2) + PER_ROW - 1]
