@@ -7,7 +7,10 @@ import torch
 from quire.ops.gpu.linear.few_fragments import UNIT
 from quire.ops.gpu.linear.few_unpack import FewValues
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.wide_config import has_wide_kernel
 from quire.ops.gpu.linear.wide_format import high_bits
+
+MAX_FEW_ROWS = 8
 
 
 class FewConfig(NamedTuple):
@@ -41,3 +44,18 @@ def few_format(weight: GroupedWeight) -> FewFormat | None:
         kind = "six" if weight.scales.dtype == torch.int32 else "pairs"
         return FewFormat(kind, 32, words, FewValues(high, 0, "offsets")) if weight.group == 32 else None
     return FewFormat("bytes", 16, words, FewValues(high, weight.zero, "none")) if weight.group == 16 else None
+
+
+def few_config_of(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> FewConfig | None:
+    """None where the device, the weight or the rows are not for the kernel, or another one is faster."""
+    if batch_invariant or num_rows > MAX_FEW_ROWS or not has_wide_kernel(weight.words.device):
+        return None
+    return few_config(num_rows, weight)
+
+
+def few_config(num_rows: int, weight: GroupedWeight) -> FewConfig | None:
+    """One row of larger groups is left to integers (grouped_gemv.py), which have fewer scales to apply."""
+    form = few_format(weight)
+    if form is None or (num_rows == 1 and form.kind == "halves" and form.group >= 64):
+        return None
+    return FewConfig()

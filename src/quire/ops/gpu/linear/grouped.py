@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.dequantize import dequantize
+from quire.ops.gpu.linear.few_config import few_config_of
 from quire.ops.gpu.linear.grouped_config import GroupedConfig, grouped_config
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
@@ -32,7 +33,8 @@ MAX_KERNEL_ROWS = 256  # beyond it, dequantize and cuBLAS
 
 def wants_int16_input(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
     """Whether x is wanted in int16, in groups of `x_group(weight)`."""
-    return num_rows == 1 and can_gemv(weight) and not batch_invariant
+    alone = num_rows == 1 and can_gemv(weight) and not batch_invariant
+    return alone and few_config_of(num_rows, weight) is None
 
 
 def grouped_linear(
@@ -52,8 +54,12 @@ def grouped_linear(
         return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
     if len(x) == 0:
         return x.new_empty(0, weight.num_outputs)
+    if (few := few_config_of(len(x), weight, batch_invariant)) is not None:
+        from quire.ops.gpu.linear.grouped_few import few_kernel  # Gluon is not in every Triton
+
+        return few_kernel(x, weight, bias, few, overlap)
     if not batch_invariant and (wide := wide_config_of(x, weight)) is not None:
-        from quire.ops.gpu.linear.grouped_wide import wide_kernel  # Gluon is not in every Triton
+        from quire.ops.gpu.linear.grouped_wide import wide_kernel
 
         return wide_kernel(x, weight, bias, wide, tickets, overlap)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
