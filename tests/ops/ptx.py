@@ -110,6 +110,8 @@ def _result(op: str, sources: list[Tensor]) -> Tensor:
 
 def _of_three(a: Tensor, b: Tensor, c: Tensor, table: int) -> Tensor:
     """Bit `4 * a + 2 * b + c` of the table, for the bits of three words."""
+    if table == 0xEA:
+        return a & b | c
     picked = (4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1) for i in range(32))
     return sum(((table >> pick & 1) << i for i, pick in enumerate(picked)), torch.tensor(0))
 

@@ -1,73 +1,51 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Activations as lanes of a warp hold them when tensor cores multiply them, for grouped_few.py.
+"""Rows of activations as lanes of a warp hold them when tensor cores multiply them, for grouped_few.py.
 
-A lane has a token, and of every 16 inputs four neighbours: those of the four words that it loads of a row of weights. A
-plane of a unit of 256 inputs is 16 bytes a lane. Numbers are fp16, with a power of two as the scale of a unit: of those
-up to 2**-14 of the greatest nothing is lost, and of the others less than 2**-25 of it. Beside them lie the sums of the
-inputs of planes, each as two fp16."""
+A lane has a token of eight, and of every 16 inputs four neighbours: those of the four words that it loads of a row of
+weights (grouped_layout.py). A plane of a unit of 256 inputs is 16 bytes a lane:
 
-from typing import NamedTuple
+    q       [tiles of 8 tokens, units, 8 planes, 32 lanes, 2 halves, 4] fp16
+    scales  [tiles of 8 tokens, units, 72] in 32 bits: two words for each of 32 lanes, then a scale for each token
 
-import torch
+Numbers are fp16 with a power of two as the scale of a unit: of those up to 2**-14 of the greatest nothing is lost, and
+of the others less than 2**-25 of it. A lane's two words are the sums of two planes, as two fp16 each, main parts first.
+Planes of 16 inputs have no sums."""
+
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
 UNIT = 256  # inputs
-TILE = 8  # tokens
-
-
-class Fragments(NamedTuple):
-    x: Tensor  # [tiles of tokens, units, 8 planes, 32 lanes, 4] int32: pairs of neighbours
-    sums: Tensor  # [tiles of tokens, units, 32 lanes, 2] int32: two planes' main parts, and the rests
-    scales: Tensor  # [tiles of tokens, units, 8] fp32
-
-
-def x_fragments(x: Tensor, width: int, overlap: bool = False) -> Fragments:
-    """x [M, K] in 16 bits, for weights whose chunks have `width` words (grouped_layout.py). What tokens past M would
-    have is not written."""
-    (M, K), tiles = x.shape, triton.cdiv(len(x), TILE)
-    assert K % UNIT == 0 and x.stride(1) == 1
-    fragments = x.new_empty(tiles, K // UNIT, 8, 32, 4, dtype=torch.int32)
-    sums = x.new_empty(tiles, K // UNIT, 32, 2, dtype=torch.int32)
-    scales = x.new_empty(tiles, K // UNIT, TILE, dtype=torch.float32)
-    _fragments_kernel[(K // UNIT, M)](
-        x,
-        fragments.view(torch.float16),
-        sums.view(torch.float16),
-        scales,
-        x.stride(0),
-        WIDTH=width,
-        OVERLAP=overlap,
-        num_warps=1,
-        **overlap_options(overlap),
-    )
-    return Fragments(fragments, sums, scales)
+TOKENS = 8  # of a tile
+SCALE_WORDS = 72  # of a unit
+WORDS = tl.constexpr(SCALE_WORDS)
 
 
 @triton.jit
-def _fragments_kernel(x_ptr, out_ptr, sum_ptr, scale_ptr, stride, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
-    unit, token, units = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    k = tl.arange(0, 256)
-    wait_for_inputs(OVERLAP)
-    x = tl.load(x_ptr + token.to(tl.int64) * stride + unit * 256 + k).to(tl.float32)
-    exponent = tl.max(tl.abs(x), axis=0).to(tl.int32, bitcast=True) >> 23
+def store_fragments(out_ptr, scale_ptr, y, row, first, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Columns first .. first + BLOCK of a row of n, all in whole units, for weights whose planes have WIDTH inputs. `y`
+    is fp32, 0 past n. What rows past the last one would have is not written."""
+    columns = first + tl.arange(0, BLOCK)
+    k = columns % 256
+    by_unit = tl.reshape(y, (BLOCK // 256, 256))
+    exponent = tl.max(tl.abs(by_unit), axis=1).to(tl.int32, bitcast=True) >> 23
     exponent = tl.minimum(tl.maximum(exponent, 1), 253)
-    x *= (254 - exponent << 23).to(tl.float32, bitcast=True)  # below 2, or not finite, or almost so
+    by_unit *= (254 - exponent << 23).to(tl.float32, bitcast=True)[:, None]  # below 2, or not finite, or almost so
     if WIDTH == 32:
         plane, half = k // 32, k % 32 // 16
     else:  # two chunks
         plane, half = k % 128 // 16, k // 128
-    first = token // 8 * units + unit
-    lane = token % 8 * 4 + k % 16 // 4
-    tl.store(out_ptr + ((first * 8 + plane) * 32 + lane) * 8 + half * 4 + k % 4, x.to(tl.float16))
-    tl.store(scale_ptr + first * 8 + token % 8, (exponent << 23).to(tl.float32, bitcast=True))
+    tile = row // 8 * (n // 256)
+    lane = row % 8 * 4 + k % 16 // 4
+    place = (((tile + columns // 256) * 8 + plane) * 32 + lane) * 8 + half * 4 + k % 4
+    tl.store(out_ptr + place, tl.reshape(by_unit, (BLOCK,)).to(tl.float16), mask=columns < n)
+    unit = first // 256 + tl.arange(0, BLOCK // 256)
+    scales = (exponent << 23).to(tl.float32, bitcast=True)
+    tl.store(scale_ptr + (tile + unit) * WORDS + 64 + row % 8, scales, mask=unit < n // 256)
     if WIDTH == 32:
-        sums = tl.sum(tl.reshape(x, (8, 32)), axis=1)
+        sums = tl.sum(tl.reshape(by_unit, (BLOCK // 32, 32)), axis=1)
         main = sums.to(tl.float16)
-        plane = tl.arange(0, 8)
-        place = sum_ptr + (first * 32 + token % 8 * 4 + plane // 2) * 4 + plane % 2
-        tl.store(place, main)
-        tl.store(place + 2, (sums - main.to(tl.float32)).to(tl.float16))
+        plane = first // 32 + tl.arange(0, BLOCK // 32)
+        word = (tile + plane // 8) * WORDS + (row % 8 * 4 + plane % 8 // 2) * 2
+        halves = scale_ptr.to(tl.pointer_type(tl.float16), bitcast=True) + word * 2 + plane % 2
+        tl.store(halves, main, mask=plane < n // 32)
+        tl.store(halves + 2, (sums - main.to(tl.float32)).to(tl.float16), mask=plane < n // 32)

@@ -31,10 +31,15 @@ from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 MAX_KERNEL_ROWS = 256  # beyond it, dequantize and cuBLAS
 
 
-def wants_int16_input(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
-    """Whether x is wanted in int16, in groups of `x_group(weight)`."""
-    alone = num_rows == 1 and can_gemv(weight) and not batch_invariant
-    return alone and few_config_of(num_rows, weight) is None
+def quantized_input(
+    num_rows: int, weight: GroupedWeight, batch_invariant: bool = False
+) -> tuple[torch.dtype, int] | None:
+    """In which type x is wanted, and in which groups; None: as it is."""
+    if few_config_of(num_rows, weight, batch_invariant) is not None:
+        return torch.float16, weight.width
+    if num_rows == 1 and can_gemv(weight) and not batch_invariant:
+        return torch.int16, x_group(weight)
+    return None
 
 
 def grouped_linear(
@@ -48,27 +53,35 @@ def grouped_linear(
     overlap: bool = False,
     all_outputs: int | None = None,
 ) -> Tensor:
-    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x in int16 where it `wants_int16_input` -> [1, N] in `dtype`.
+    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x as `quantized_input` says -> [M, N] in `dtype`.
     Batch invariant rows never see cuBLAS: their sums are a function of (N, K). `all_outputs`: as in `linear`."""
+    if not isinstance(x, QuantizedRows):
+        if len(x) == 0:
+            return x.new_empty(0, weight.num_outputs)
+        if (wanted := quantized_input(len(x), weight, batch_invariant)) is not None:
+            dtype, x = x.dtype, quantize_rows(x, *wanted, overlap)
     if isinstance(x, QuantizedRows):
-        return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
-    if len(x) == 0:
-        return x.new_empty(0, weight.num_outputs)
-    if (few := few_config_of(len(x), weight, batch_invariant)) is not None:
-        from quire.ops.gpu.linear.grouped_few import few_kernel  # Gluon is not in every Triton
-
-        return few_kernel(x, weight, bias, few, overlap)
+        return _of_quantized(x, weight, bias, dtype, overlap)
     if not batch_invariant and (wide := wide_config_of(x, weight)) is not None:
-        from quire.ops.gpu.linear.grouped_wide import wide_kernel
+        from quire.ops.gpu.linear.grouped_wide import wide_kernel  # Gluon is not in every Triton
 
         return wide_kernel(x, weight, bias, wide, tickets, overlap)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
-    if wants_int16_input(len(x), weight, batch_invariant):
-        quantized = quantize_rows(x, torch.int16, x_group(weight), overlap)
-        return grouped_gemv(quantized, weight, bias, gemv_config(weight), x.dtype, overlap)
     config = grouped_config(len(x), weight, batch_invariant, all_outputs)
     return grouped_kernel(x, weight, bias, config, tickets, overlap)
+
+
+def _of_quantized(
+    x: QuantizedRows, weight: GroupedWeight, bias: Tensor | None, dtype: torch.dtype, overlap: bool
+) -> Tensor:
+    if x.q.dtype == torch.int16:
+        return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
+    from quire.ops.gpu.linear.grouped_few import few_kernel  # Gluon is not in every Triton
+
+    few = few_config_of(len(x.q), weight)
+    assert few is not None
+    return few_kernel(x, weight, bias, few, dtype, overlap)
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:

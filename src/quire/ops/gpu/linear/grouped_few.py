@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.ops.gpu.linear.few_config import FewConfig, few_format
-from quire.ops.gpu.linear.few_fragments import UNIT, Fragments, x_fragments
+from quire.ops.gpu.linear.few_fragments import UNIT
 from quire.ops.gpu.linear.few_lanes import (
     append,
     half_at,
@@ -31,29 +31,29 @@ from quire.ops.gpu.linear.few_lanes import (
 from quire.ops.gpu.linear.few_unpack import PAIRS, SUMS, operands, plane_asm
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.linear import PROGRAMS
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.overlap import overlap_options
 
 
 def few_kernel(
-    x: Tensor, weight: GroupedWeight, bias: Tensor | None, config: FewConfig, overlap: bool = False
+    x: QuantizedRows,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    config: FewConfig,
+    dtype: torch.dtype = torch.bfloat16,
+    overlap: bool = False,
 ) -> Tensor:
-    """x [M, K] bf16 -> [M, N]"""
-    return few_of_fragments(x_fragments(x, weight.width, overlap), x, weight, bias, config, overlap)
-
-
-def few_of_fragments(
-    fragments: Fragments, x: Tensor, weight: GroupedWeight, bias: Tensor | None, config: FewConfig, overlap: bool
-) -> Tensor:
-    M, N, form, tokens = len(x), weight.num_outputs, few_format(weight), len(fragments.x)
-    assert form is not None
-    out = x.new_empty(M, N)
+    """x [M, K] in fp16, in groups of the weight's width -> [M, N]"""
+    M, N, form, tokens = len(x.q), weight.num_outputs, few_format(weight), len(x.scales)
+    assert form is not None and x.q.dtype == torch.float16 and x.q.shape[1] == weight.num_inputs
+    out = torch.empty(M, N, dtype=dtype, device=x.q.device)
     tiles = triton.cdiv(N, 16)
     grid = triton.cdiv(tiles, triton.cdiv(tiles, PROGRAMS * config.resident))
     joined, chained = form.group >= 32, form.group >= 64
     _few_kernel[(grid,)](
-        fragments.x,
-        fragments.sums,
-        fragments.scales,
+        x.q.view(torch.int32),
+        x.scales.view(torch.int32),
+        x.scales,
         weight.words,
         weight.high if weight.high is None else weight.high.view(torch.int32),
         weight.scales.view(torch.int32),
@@ -215,7 +215,7 @@ def _few_kernel(
                 of_scales, of_offsets = of_plane_sums(own, lane, KIND, PER_ROW)
                 for nt in gl.static_range(TOKENS):
                     here = present & (nt * 8 + lane // 4 < M)
-                    main, rest = load_present(sums_ptr, (nt * units + unit) * 32 + lane, here, WHOLE, 2)
+                    main, rest = load_present(sums_ptr, (nt * units + unit) * 36 + lane, here, WHOLE, 2)
                     sums = sums + sums_of(OF_SUMS, 0, OF_SUMS, 1, (of_scales[0], of_scales[1], main, rest), 4)
                     below = below + sums_of(OF_SUMS, 0, OF_SUMS, 1, (of_offsets[0], of_offsets[1], main, rest), 4)
             else:
@@ -251,15 +251,15 @@ def _few_kernel(
                         sums = more
             new_acc = ()
             for nt in gl.static_range(TOKENS):
-                x_scales = load_present(x_scale_ptr, (nt * units + unit) * 4 + lane % 4, present, WHOLE, 2)
+                x_scales = load_present(x_scale_ptr, (nt * units + unit) * 36 + 32 + lane % 4, present, WHOLE, 2)
                 for c in gl.static_range(4):
-                    total = sums[4 * nt + c]
+                    y = sums[4 * nt + c]
                     above = own[PER_ROW * (c // 2) + PER_ROW - 1]
                     if KIND == "bytes":
-                        total *= above
+                        y *= above
                     elif KIND != "halves":
-                        total = total * half_at(above, 0) - below[4 * nt + c] * half_at(above, 16)
-                    new_acc = append(new_acc, acc[4 * nt + c] + total * x_scales[c % 2])
+                        y = y * half_at(above, 0) - below[4 * nt + c] * half_at(above, 16)
+                    new_acc = append(new_acc, acc[4 * nt + c] + y * x_scales[c % 2])
             acc = new_acc
         parts.index(slot).store(stacked(acc))
         if (slot == BATCH - 1) | (tile + programs >= tiles):
