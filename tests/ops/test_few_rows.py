@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize as plain_numbers
 from quire.ops.gpu.activation import activate_and_mul_quantized
 from quire.ops.gpu.linear import few_lanes, grouped_few
-from quire.ops.gpu.linear.few_config import FewConfig, few_config, few_config_of, few_format
+from quire.ops.gpu.linear.few_config import EIGHT, FOUR, FewConfig, few_config, few_config_of, few_format
 from quire.ops.gpu.linear.grouped import grouped_linear
 from quire.ops.gpu.linear.grouped_few import few_kernel
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8, pack_zero_points
@@ -160,6 +161,26 @@ def test_which_weights_can_be_few() -> None:
     assert few_format(stored("Q2_K", 8, 512, "cpu")[0]) is None
 
 
+def test_programs_divide_the_outputs() -> None:
+    """Chosen by what was measured on an H200, in microseconds with 16 rows of Q4_K: 33.1 and 36.7, 19.5 and 17.1, 7.9
+    and 10.8, 7.3 and 6.9."""
+
+    def like(N: int, name: str) -> GroupedWeight:
+        weight = stored("Q4_K", 16, 512, "cpu")[0] if name == "Q4_K" else int4(128, 16, 512, "cpu")[0]
+        scales = weight.scales[:, :1]
+        return replace(weight, num_outputs=N, scales=scales.expand(-1, N, *scales.shape[2:]))
+
+    chosen = [few_config(16, like(N, "Q4_K")) for N in (28672, 4096, 6144)]
+    assert [config and config.warps for config in chosen] == [4, 8, 4]
+    chosen = [few_config(1, like(N, "Q4_K")) for N in (28672, 4096, 6144)]
+    assert [config and config.warps for config in chosen] == [8, 8, 4]
+    int4_rows = {(N, M): few_config(M, like(N, "int4")) is not None for N in (4096, 28672) for M in (1, 2, 8, 16)}
+    assert int4_rows == {
+        (4096, 1): False, (4096, 2): True, (4096, 8): True, (4096, 16): True,
+        (28672, 1): False, (28672, 2): True, (28672, 8): True, (28672, 16): False,
+    }  # fmt: skip
+
+
 @pytest.mark.skipif(not HOPPER and not TRANSLATED, reason="a Hopper GPU's instructions")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("N,K", [(70, 512), (328, 3584), (4176, 1280)])
@@ -167,11 +188,10 @@ def test_few_products_beside_plain_ones(name: str, N: int, K: int) -> None:
     """Outputs that fill no tile, units that do not fill the warps, programs with several tiles, a bias."""
     weight, plain = CASES[name](N, K, DEVICE)
     bias = randn(N, seed=4)
-    for M in (1, 3, 8):
-        x, config = randn(M, K, seed=3).bfloat16(), few_config(8, weight)
-        assert config is not None
+    for M, config in ((1, EIGHT), (3, FOUR), (8, EIGHT), (11, FOUR._replace(batch=2))):
+        x = randn(M, K, seed=3).bfloat16()
         y = few_kernel(quantize_rows(x, torch.float16, weight.width), weight, bias, config)
-        assert_close(y, x, plain, bias, tolerance=2e-5)
+        assert_close(y, x, plain, bias, tolerance=1e-4 if weight.has_offsets else 2e-5)
 
 
 @pytest.mark.skipif(not HOPPER, reason="a Hopper GPU's instructions")
@@ -182,7 +202,7 @@ def test_few_rows_take_the_kernel(M: int) -> None:
     assert few_config_of(M, weight) is not None and few_config_of(M, weight, batch_invariant=True) is None
     x = randn(M, 2048, seed=3).bfloat16()
     eager = grouped_linear(x, weight, overlap=True)
-    assert_close(eager, x, plain, tolerance=2e-5)
+    assert_close(eager, x, plain, tolerance=1e-4)
     graph, given = torch.cuda.CUDAGraph(), torch.zeros_like(x)
     with torch.cuda.graph(graph):
         captured = grouped_linear(F.relu(given) - F.relu(-given), weight, overlap=True)

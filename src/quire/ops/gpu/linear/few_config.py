@@ -4,13 +4,15 @@ from typing import NamedTuple
 
 import torch
 
-from quire.ops.gpu.linear.few_fragments import UNIT
+from quire.ops.gpu.linear.few_fragments import TOKENS, UNIT
 from quire.ops.gpu.linear.few_unpack import FewValues
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.linear import PROGRAMS
 from quire.ops.gpu.linear.wide_config import has_wide_kernel
 from quire.ops.gpu.linear.wide_format import high_bits
 
-MAX_FEW_ROWS = 8
+MAX_ROWS = 16
+MANY_OUTPUTS = 16384  # that make enough tiles without splits
 
 
 class FewConfig(NamedTuple):
@@ -18,6 +20,10 @@ class FewConfig(NamedTuple):
     resident: int = 2  # programs that share a multiprocessor
     registers: int = 128
     batch: int = 8  # tiles of outputs whose sums are added up together
+
+
+EIGHT = FewConfig()
+FOUR = FewConfig(warps=4, resident=3, registers=168)  # smaller programs, which some numbers of outputs divide better
 
 
 class FewFormat(NamedTuple):
@@ -48,14 +54,23 @@ def few_format(weight: GroupedWeight) -> FewFormat | None:
 
 def few_config_of(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> FewConfig | None:
     """None where the device, the weight or the rows are not for the kernel, or another one is faster."""
-    if batch_invariant or num_rows > MAX_FEW_ROWS or not has_wide_kernel(weight.words.device):
+    if batch_invariant or num_rows > MAX_ROWS or not has_wide_kernel(weight.words.device):
         return None
     return few_config(num_rows, weight)
 
 
 def few_config(num_rows: int, weight: GroupedWeight) -> FewConfig | None:
-    """One row of larger groups is left to integers (grouped_gemv.py), which have fewer scales to apply."""
-    form = few_format(weight)
-    if form is None or (num_rows == 1 and form.kind == "halves" and form.group >= 64):
+    """Larger groups have few scales to apply: one row is left to integers (grouped_gemv.py), and more than eight rows
+    of many outputs to the tiles of grouped_config.py."""
+    form, many_tokens = few_format(weight), num_rows > TOKENS
+    if form is None:
         return None
-    return FewConfig()
+    large_groups = form.kind == "halves" and form.group >= 64
+    if large_groups and (num_rows == 1 or (many_tokens and weight.num_outputs >= MANY_OUTPUTS)):
+        return None
+    # Two sums of 16 tokens, and offsets, take more registers than eight warps have.
+    slower = 1.2 if many_tokens and form.values.second == "offsets" else 1.0
+    tiles = -(-weight.num_outputs // 16)
+    eight, four = (config.resident * -(-tiles // (PROGRAMS * config.resident)) for config in (EIGHT, FOUR))
+    config = FOUR if four < slower * eight else EIGHT
+    return config._replace(batch=config.batch // 2) if many_tokens else config
