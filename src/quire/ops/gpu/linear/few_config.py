@@ -20,6 +20,7 @@ class FewConfig(NamedTuple):
     resident: int = 2  # programs that share a multiprocessor
     registers: int = 128
     batch: int = 8  # tiles of outputs whose sums are added up together
+    cache: str = ""
 
 
 EIGHT = FewConfig()

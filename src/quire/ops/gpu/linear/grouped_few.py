@@ -20,6 +20,7 @@ from quire.ops.gpu.linear.few_lanes import (
     half_at,
     load_present,
     load_run,
+    load_words,
     of_plane_sums,
     pairs_of,
     scale_of,
@@ -74,6 +75,7 @@ def few_kernel(
         CHAINED=tuple(plane_asm(plane, form.values, tokens, joined, True) for plane in range(8)) if chained else (),
         OPERANDS=tuple(operands(form.values, tokens, joined, chain) for chain in (False, True)),
         BATCH=config.batch,
+        CACHE=config.cache,
         EVEN=N % 16 == 0,
         WHOLE=weight.num_inputs // UNIT % config.warps == 0,
         OVERLAP=overlap,
@@ -104,7 +106,7 @@ def _rows(number, even):
 def _load_weights(
     words_ptr, high_ptr, scale_ptr, super_ptr, lane, warp, tile, step, N, units,
     KIND: gl.constexpr, SCALE_WORDS: gl.constexpr, HIGH: gl.constexpr, WARPS: gl.constexpr,
-    EVEN: gl.constexpr, WHOLE: gl.constexpr,
+    EVEN: gl.constexpr, WHOLE: gl.constexpr, CACHE: gl.constexpr,
 ):  # fmt: skip
     """A warp's unit of a step: of each of a lane's two outputs eight words, further bits, and scales. What is past the
     last unit, tile or output is multiplied with zeros or never stored."""
@@ -125,7 +127,7 @@ def _load_weights(
             scale_place = (own_unit + all_units) * N + row
             chunk_place = (own_unit + all_units) * (2 * N) + row
         for half in gl.static_range(2):
-            words = words + load_run(words_ptr, place * 8 + lane % 4, 4, 16 * half)
+            words = words + load_words(words_ptr, place * 8 + lane % 4, 16 * half, CACHE)
             if HIGH > 0:
                 high = high + load_run(high_ptr, place * 8 + lane % 4, HIGH, 4 * HIGH * half)
         if KIND == "bytes":
@@ -165,6 +167,7 @@ def _few_kernel(
     CHAINED: gl.constexpr,
     OPERANDS: gl.constexpr,
     BATCH: gl.constexpr,
+    CACHE: gl.constexpr,
     EVEN: gl.constexpr,
     WHOLE: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -181,7 +184,7 @@ def _few_kernel(
     begin = gl.program_id(0)
     words, high, numbers = _load_weights(
         words_ptr, high_ptr, scale_ptr, super_ptr, lane, warp, begin, 0, N, units,
-        KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE,
+        KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE, CACHE,
     )  # fmt: skip
     if OVERLAP:
         gdc_launch_dependents()
@@ -207,7 +210,7 @@ def _few_kernel(
             next_tile, next_step = gl.where(last, tile + programs, tile), gl.where(last, 0, step + 1)
             words, high, numbers = _load_weights(
                 words_ptr, high_ptr, scale_ptr, super_ptr, lane, warp, next_tile, next_step, N, units,
-                KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE,
+                KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE, CACHE,
             )  # fmt: skip
             scales_from = scale_pairs(own, lane, KIND, PER_ROW)
             sums, below = (), ()
