@@ -54,10 +54,16 @@ def points(group: int, N: int, K: int, device: str) -> Case:
     return pack_zero_points(q.to(torch.uint8), scales, zeros), plain
 
 
+def int8(group: int, N: int, K: int, device: str) -> Case:
+    q, scales = integers(-128, 128, N, K).to(device), randn(N, K // group, seed=1).to(device).half()
+    return pack_int8(q.to(torch.int8), scales), spread(scales.float(), K) * q
+
+
 CASES: dict[str, Callable[[int, int, str], Case]] = {
     **{name: (lambda *args, name=name: stored(name, *args)) for name in ("Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0")},
     **{f"groups of {group}": (lambda *args, group=group: int4(group, *args)) for group in (32, 64, 128)},
     **{f"points of {group}": (lambda *args, group=group: points(group, *args)) for group in (32, 64, 128)},
+    **{f"8 bits of {group}": (lambda *args, group=group: int8(group, *args)) for group in (32, 64, 128)},
 }
 
 
@@ -156,7 +162,7 @@ def test_which_weights_can_be_few() -> None:
     assert few_format(pack_int4(q[:, :384], scales[:, :3])) is None  # half a unit at the end
     assert few_format(pack_int4(q, scales.float())) is None
     assert few_format(pack_int4(q, scales, scales)) is None
-    assert few_format(pack_int8(q.view(torch.int8), scales)) is None
+    assert few_format(pack_int8(q.view(torch.int8), scales.float())) is None
     assert few_format(pack_codebook4(q, scales, [float(i) for i in range(16)])) is None
     assert few_format(stored("Q2_K", 8, 512, "cpu")[0]) is None
 

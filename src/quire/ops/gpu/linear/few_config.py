@@ -30,27 +30,31 @@ FOUR = FewConfig(warps=4, resident=3, registers=168)  # smaller programs, which 
 class FewFormat(NamedTuple):
     """How scales are stored, and how values are scaled."""
 
-    kind: str  # "six": of Q4_K; "pairs": bytes, each with an offset; "bytes": of groups of 16; "halves": fp16
+    kind: str  # "six": of Q4_K; "pairs": bytes, each with an offset; "bytes": of groups of 16; "halves", "floats": fp16
     group: int  # inputs
-    words: int  # of the scales of a chunk
+    words: int  # of the scales of a chunk; of "floats" their number
     values: FewValues
 
 
 def few_format(weight: GroupedWeight) -> FewFormat | None:
     """None: the kernel does not know the weight's values or scales, or its inputs are not whole units."""
     whole = weight.num_inputs % UNIT == 0 and weight.words.numel() < 2**31
-    if weight.bits != 4 or weight.codebook or not whole or weight.scales.is_floating_point():
+    if weight.bits == 8:
+        known = weight.width == 32 and 32 <= weight.group <= 128 and weight.scales.dtype == torch.float16
+        floats = FewFormat("floats", weight.group, weight.chunk // weight.group, FewValues(8, 0, 0, "none"))
+        return floats if whole and known and not weight.has_offsets else None
+    if weight.codebook or not whole or weight.scales.is_floating_point():
         return None
     high = high_bits(weight)
     words = weight.scales.numel() * weight.scales.element_size() // (4 * weight.num_chunks * weight.num_outputs)
     if weight.super_scales is None:
         known = not weight.has_offsets and weight.width == 32 and 32 <= weight.group <= 128
         second = "points" if weight.has_zero_points else "none"
-        return FewFormat("halves", weight.group, words, FewValues(0, weight.zero, second)) if known else None
+        return FewFormat("halves", weight.group, words, FewValues(4, 0, weight.zero, second)) if known else None
     if weight.has_offsets:
         kind = "six" if weight.scales.dtype == torch.int32 else "pairs"
-        return FewFormat(kind, 32, words, FewValues(high, 0, "offsets")) if weight.group == 32 else None
-    return FewFormat("bytes", 16, words, FewValues(high, weight.zero, "none")) if weight.group == 16 else None
+        return FewFormat(kind, 32, words, FewValues(4, high, 0, "offsets")) if weight.group == 32 else None
+    return FewFormat("bytes", 16, words, FewValues(4, high, weight.zero, "none")) if weight.group == 16 else None
 
 
 def few_config_of(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> FewConfig | None:

@@ -148,10 +148,11 @@ def sums_of(
 
 
 @gluon.jit
-def pairs_of(words, high, HIGH: gl.constexpr):
-    """For each of two rows: the lower halves of words in four pairs, the upper halves, and further bits of the pairs"""
+def pairs_of(words, high, BITS: gl.constexpr, HIGH: gl.constexpr):
+    """For each of two rows: the lower halves of words in four pairs, the upper halves, and further bits of the pairs.
+    Of 8 bits words stay as they are."""
     pairs, further = (), ()
-    for row in gl.static_range(2):
+    for row in gl.static_range(2 if BITS == 4 else 0):
         lower, higher = (), ()
         for two in gl.static_range(4):
             a, b = words_of(PREPARE, 0, (words[8 * row + 2 * two], words[8 * row + 2 * two + 1]), 2)
@@ -163,7 +164,7 @@ def pairs_of(words, high, HIGH: gl.constexpr):
         for number in gl.static_range(4):
             a, b = words_of(PREPARE, 1, (high[number],), 2)
             further = append(append(further, a), b)
-    return pairs, further
+    return words if BITS == 8 else pairs, further
 
 
 @gluon.jit
@@ -182,7 +183,7 @@ def scale_pairs(own, lane, KIND: gl.constexpr, PER_ROW: gl.constexpr):
         elif KIND == "bytes":
             for number in gl.static_range(4):
                 pairs = pairs + _byte_pairs(own[PER_ROW * row + number] ^ -0x7F7F7F80, zeros, 2)
-    return own if KIND == "halves" else pairs
+    return own if KIND == "halves" or KIND == "floats" else pairs
 
 
 @gluon.jit
@@ -196,9 +197,16 @@ def scale_of(
     KIND: gl.constexpr, PER_ROW: gl.constexpr, GROUP: gl.constexpr, POINTS: gl.constexpr,
 ):  # fmt: skip
     """The scale of a plane (of half of it, where groups are so small), in fp32, of `scale_pairs`"""
-    NUMBER: gl.constexpr = PLANE * 32 // GROUP if KIND == "halves" else PLANE
-    FIRST: gl.constexpr = PER_ROW * ROW if KIND == "halves" else 8 * ROW + 4 * HALF if KIND == "bytes" else 4 * ROW
-    return half_at(words[FIRST + NUMBER], 0) if POINTS else half_at(words[FIRST + NUMBER // 2], NUMBER % 2 * 16)
+    ONE_LEVEL: gl.constexpr = KIND == "halves" or KIND == "floats"
+    NUMBER: gl.constexpr = PLANE * 32 // GROUP if ONE_LEVEL else PLANE
+    FIRST: gl.constexpr = PER_ROW * ROW if ONE_LEVEL else 8 * ROW + 4 * HALF if KIND == "bytes" else 4 * ROW
+    if KIND == "floats":
+        found = words[FIRST + NUMBER].to(gl.float32)
+    elif POINTS:
+        found = half_at(words[FIRST + NUMBER], 0)
+    else:
+        found = half_at(words[FIRST + NUMBER // 2], NUMBER % 2 * 16)
+    return found
 
 
 @gluon.jit

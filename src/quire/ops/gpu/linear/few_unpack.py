@@ -15,6 +15,7 @@ LARGE = (0x6400, 0x5400)  # fp16 1024 and 64, of even and odd planes
 class FewValues(NamedTuple):
     """How values become floats."""
 
+    bits: int  # 4 or 8: those in words
     high_bits: int
     zero: int  # subtracted from all values
     second: str  # what a group has beside its scale: "none", "points", "offsets"
@@ -25,14 +26,17 @@ def plane_asm(plane: int, values: FewValues, tiles: int, joined: bool, chained: 
     """The values of a plane times the activations of `tiles` x 8 tokens. Operands: see `operands`. With `joined`, both
     halves of the words go into one sum; with `chained`, the sums are added to some."""
     results = 4 * tiles * (1 if joined else 2)
-    pairs, high = results, results + 8
+    pairs, high = results, results + (16 if values.bits == 8 else 8)
     less = high + (8 if values.high_bits else 0)
     x = less + (2 if values.second == "points" else 0)
     before = x + 4 * tiles
     lines = [".reg .f32 z;", "mov.f32 z, 0f00000000;", f".reg .f32 d<{4 * tiles}>;", ".reg .b32 a<8>;"]
-    lines += [".reg .b32 h, less;", f"mov.b32 less, 0x{_less(plane, values.zero) * 0x10001:08X};"]
+    lines += [".reg .b32 h, less;", f"mov.b32 less, 0x{_less(plane, values) * 0x10001:08X};"]
     for number in range(8):
-        lines += _value(f"a{number}", f"${pairs + number}", f"${high + number}", plane, values)
+        if values.bits == 8:
+            lines += _byte(f"a{number}", f"${pairs + 2 * number}", f"${pairs + 2 * number + 1}", plane)
+        else:
+            lines += _value(f"a{number}", f"${pairs + number}", f"${high + number}", plane, values)
         if values.second != "offsets":
             by = f"${less + number // 4}" if values.second == "points" else "less"
             lines.append(f"add.rn.f16x2 a{number}, a{number}, {by};")
@@ -50,10 +54,18 @@ def plane_asm(plane: int, values: FewValues, tiles: int, joined: bool, chained: 
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-def _less(plane: int, zero: int) -> int:
+def _less(plane: int, values: FewValues) -> int:
     """-(1024 + zero), or -(64 + zero), in fp16"""
-    assert zero < 64
-    return 0x8000 | LARGE[plane % 2] | zero << plane % 2 * 4
+    assert values.zero < 64
+    if values.bits == 8:
+        return 0x8000 | LARGE[0] | 128
+    return 0x8000 | LARGE[plane % 2] | values.zero << plane % 2 * 4
+
+
+def _byte(to: str, first: str, second: str, plane: int) -> list[str]:
+    """A signed byte of two words, + 1152"""
+    pick = f"prmt.b32 {to}, {first}, {second}, 0x{plane | 4 + plane << 8:04X};"
+    return [pick, f"lop3.b32 {to}, {to}, 0x00FF00FF, 0x64806480, 0x6A;"]  # (a & b) ^ c
 
 
 def _value(to: str, pair: str, high: str, plane: int, values: FewValues) -> list[str]:
@@ -76,10 +88,12 @@ def _quad(name: str, first: int) -> str:
 
 
 def operands(values: FewValues, tiles: int, joined: bool, chained: bool) -> str:
-    """Constraints: sums of a lane (of both halves, unless joined); four pairs of words of one row and of another;
-    further bits of each; zero points of both rows; x; sums that are added to."""
+    """Constraints: sums of a lane (of both halves, unless joined); four pairs of words of one row and of another, which
+    share a word where they have four bits; further bits of each; zero points of both rows; x; sums that are added
+    to."""
     early = "=f" if joined else "=&f"  # the first half's sums are written before the second half is read
-    inputs = ["r"] * (8 + (8 if values.high_bits else 0) + (2 if values.second == "points" else 0) + 4 * tiles)
+    count = (16 if values.bits == 8 else 8) + (8 if values.high_bits else 0) + (2 if values.second == "points" else 0)
+    inputs = ["r"] * (count + 4 * tiles)
     return ",".join([early] * (4 * tiles * (1 if joined else 2)) + inputs + (["f"] * 4 * tiles if chained else []))
 
 

@@ -48,22 +48,23 @@ def few_kernel(
     M, N, form, tokens = len(x.q), weight.num_outputs, few_format(weight), len(x.scales)
     assert form is not None and x.q.dtype == torch.float16 and x.q.shape[1] == weight.num_inputs
     out = torch.empty(M, N, dtype=dtype, device=x.q.device)
-    tiles = triton.cdiv(N, 16)
+    units, tiles = weight.num_inputs // UNIT * (weight.bits // 4), triton.cdiv(N, 16)
     grid = triton.cdiv(tiles, triton.cdiv(tiles, PROGRAMS * config.resident))
-    joined, chained = form.group >= 32, form.group >= 64
+    planes, joined, chained = range(32 // weight.bits), form.group >= 32, form.group >= 64
     _few_kernel[(grid,)](
         x.q.view(torch.int32),
         x.scales.view(torch.int32),
         x.scales,
         weight.words,
         weight.high if weight.high is None else weight.high.view(torch.int32),
-        weight.scales.view(torch.int32),
+        weight.scales if form.kind == "floats" else weight.scales.view(torch.int32),
         weight.super_scales,
         bias,
         out,
         M,
         N,
-        weight.num_inputs // UNIT,
+        units,
+        BITS=weight.bits,
         KIND=form.kind,
         GROUP=form.group,
         SCALE_WORDS=form.words,
@@ -71,13 +72,13 @@ def few_kernel(
         POINTS=form.values.second == "points",
         TOKENS=tokens,
         WARPS=config.warps,
-        PLANES=tuple(plane_asm(plane, form.values, tokens, joined, False) for plane in range(8)),
-        CHAINED=tuple(plane_asm(plane, form.values, tokens, joined, True) for plane in range(8)) if chained else (),
+        PLANES=tuple(plane_asm(plane, form.values, tokens, joined, False) for plane in planes),
+        CHAINED=tuple(plane_asm(plane, form.values, tokens, joined, True) for plane in planes) if chained else (),
         OPERANDS=tuple(operands(form.values, tokens, joined, chain) for chain in (False, True)),
         BATCH=config.batch,
         CACHE=config.cache,
         EVEN=N % 16 == 0,
-        WHOLE=weight.num_inputs // UNIT % config.warps == 0,
+        WHOLE=units % config.warps == 0,
         OVERLAP=overlap,
         num_warps=config.warps,
         **({"maxnreg": config.registers} if config.registers else {}),
@@ -93,7 +94,7 @@ LESS = gl.constexpr(PAIRS)
 @gluon.constexpr_function
 def _words_a_row(kind, scale_words):
     """Of scales, with super-scales, that a lane loads."""
-    return {"six": 4, "pairs": 6, "bytes": 5, "halves": scale_words}[kind]
+    return {"six": 4, "pairs": 6, "bytes": 5, "halves": scale_words, "floats": scale_words}[kind]
 
 
 @gluon.constexpr_function
@@ -121,11 +122,13 @@ def _load_weights(
             place = row * units + own_unit + (first * units + all_units)
             scale_place = own_unit * N + lane // 4 + (all_units * N + first)
             chunk_place = own_unit * (2 * N) + lane // 4 + (all_units * (2 * N) + first)
+            group_place = own_unit * (SCALE_WORDS * N) + lane // 4 + (all_units * (SCALE_WORDS * N) + first)
         else:
             row = gl.minimum(first + row, N - 1)
             place = row * units + own_unit + all_units
             scale_place = (own_unit + all_units) * N + row
             chunk_place = (own_unit + all_units) * (2 * N) + row
+            group_place = (own_unit + all_units) * (SCALE_WORDS * N) + row
         for half in gl.static_range(2):
             words = words + load_words(words_ptr, place * 8 + lane % 4, 16 * half, CACHE)
             if HIGH > 0:
@@ -133,11 +136,14 @@ def _load_weights(
         if KIND == "bytes":
             numbers = numbers + load_run(scale_ptr, chunk_place, SCALE_WORDS, SCALE_WORDS * _rows(number, EVEN))
             numbers = numbers + load_run(scale_ptr, chunk_place + N, SCALE_WORDS, SCALE_WORDS * _rows(number, EVEN))
+        elif KIND == "floats":
+            for group in gl.static_range(SCALE_WORDS):
+                numbers = append(numbers, gl.load(scale_ptr + (group_place + group * N) + _rows(number, EVEN)))
         else:
             numbers = numbers + load_run(scale_ptr, scale_place, SCALE_WORDS, SCALE_WORDS * _rows(number, EVEN))
         if KIND == "pairs":
             numbers = numbers + load_run(scale_ptr, scale_place * 4 + lane % 4, 1, 4 * _rows(number, EVEN))
-        if KIND != "halves":
+        if KIND != "halves" and KIND != "floats":
             numbers = numbers + load_run(super_ptr, scale_place, 1, _rows(number, EVEN))
     return words, high, numbers
 
@@ -156,6 +162,7 @@ def _few_kernel(
     M,
     N,
     units,
+    BITS: gl.constexpr,
     KIND: gl.constexpr,
     GROUP: gl.constexpr,
     SCALE_WORDS: gl.constexpr,
@@ -177,6 +184,8 @@ def _few_kernel(
     KINDS: gl.constexpr = 4 * TOKENS  # sums of a lane: two outputs of two tokens, for every eight tokens
     HALVES: gl.constexpr = 2 if GROUP == 16 else 1
     CHAIN: gl.constexpr = max(GROUP // 32, 1)
+    PLANE_COUNT: gl.constexpr = 32 // BITS
+    PER_SCALE: gl.constexpr = BITS // 4  # units of 128 inputs, of which two share a scale of x
     PER_ROW: gl.constexpr = _words_a_row(KIND, SCALE_WORDS)
     thread = gl.arange(0, THREADS, LANES)
     warp, lane = thread // 32, thread % 32
@@ -204,7 +213,7 @@ def _few_kernel(
         for step in range(steps):
             unit = step * WARPS + warp
             present = (lane >= 0) if WHOLE else unit < units
-            pairs, further = pairs_of(words, high, HIGH)
+            pairs, further = pairs_of(words, high, BITS, HIGH)
             own = numbers
             last = step + 1 == steps
             next_tile, next_step = gl.where(last, tile + programs, tile), gl.where(last, 0, step + 1)
@@ -225,11 +234,11 @@ def _few_kernel(
                 for _ in gl.static_range(KINDS):
                     sums = append(sums, gl.zeros([THREADS], gl.float32, LANES))
             dots = ()
-            for plane in gl.static_range(8):
+            for plane in gl.static_range(PLANE_COUNT):
                 args = ()
                 for row in gl.static_range(2):
-                    for number in gl.static_range(4):
-                        args = append(args, pairs[8 * row + plane // 4 * 4 + number])
+                    for number in gl.static_range(BITS):
+                        args = append(args, pairs[8 * row + (plane // 4 * 4 if BITS == 4 else 0) + number])
                 args = args + further
                 if POINTS:
                     for row in gl.static_range(2):
@@ -237,7 +246,9 @@ def _few_kernel(
                         args = append(args, less[plane % 2])
                 for nt in gl.static_range(TOKENS):
                     here = present & (nt * 8 + lane // 4 < M)
-                    args = args + load_present(x_ptr, (nt * units + unit) * 256 + lane, here, WHOLE, 4, plane * 128)
+                    args = args + load_present(
+                        x_ptr, (nt * units + unit) * (PLANE_COUNT * 32) + lane, here, WHOLE, 4, plane * 128
+                    )
                 if plane % CHAIN == 0:
                     dots = sums_of(PLANES, plane, OPERANDS, 0, args, KINDS * HALVES)
                 else:
@@ -254,13 +265,15 @@ def _few_kernel(
                         sums = more
             new_acc = ()
             for nt in gl.static_range(TOKENS):
-                x_scales = load_present(x_scale_ptr, (nt * units + unit) * 36 + 32 + lane % 4, present, WHOLE, 2)
+                x_scales = load_present(
+                    x_scale_ptr, (nt * units + unit) // PER_SCALE * 36 + 32 + lane % 4, present, WHOLE, 2
+                )
                 for c in gl.static_range(4):
                     y = sums[4 * nt + c]
                     above = own[PER_ROW * (c // 2) + PER_ROW - 1]
                     if KIND == "bytes":
                         y *= above
-                    elif KIND != "halves":
+                    elif KIND != "halves" and KIND != "floats":
                         y = y * half_at(above, 0) - below[4 * nt + c] * half_at(above, 16)
                     new_acc = append(new_acc, acc[4 * nt + c] + y * x_scales[c % 2])
             acc = new_acc
