@@ -59,7 +59,7 @@ def few_format(weight: GroupedWeight) -> FewFormat | None:
 
 def few_config_of(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> FewConfig | None:
     """None where the device, the weight or the rows are not for the kernel, or another one is faster."""
-    if batch_invariant or num_rows > MAX_ROWS or not has_wide_kernel(weight.words.device):
+    if batch_invariant or not 1 <= num_rows <= MAX_ROWS or not has_wide_kernel(weight.words.device):
         return None
     return few_config(num_rows, weight)
 
