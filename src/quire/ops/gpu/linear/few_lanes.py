@@ -229,3 +229,14 @@ def of_plane_sums(own, lane, KIND: gl.constexpr, PER_ROW: gl.constexpr):
             scales = append(scales, words_of(BYTES, 1, (both, selector * 0 + 0x4240), 1))
             offsets = append(offsets, words_of(BYTES, 0, (both, selector * 0 + 0x4341), 1))
     return scales, offsets
+
+
+@gluon.jit
+def with_super_scale(sums, below, NUMBER: gl.constexpr, above, KIND: gl.constexpr):
+    """A sum times its super-scale, less what is below times that of offsets"""
+    total = sums[NUMBER]
+    if KIND == "bytes":
+        total *= above
+    elif KIND == "six" or KIND == "pairs":
+        total = total * half_at(above, 0) - below[NUMBER] * half_at(above, 16)
+    return total

@@ -17,7 +17,6 @@ from quire.ops.gpu.linear.few_config import FewConfig, few_format
 from quire.ops.gpu.linear.few_fragments import UNIT
 from quire.ops.gpu.linear.few_lanes import (
     append,
-    half_at,
     load_present,
     load_run,
     load_words,
@@ -27,6 +26,7 @@ from quire.ops.gpu.linear.few_lanes import (
     scale_pairs,
     stacked,
     sums_of,
+    with_super_scale,
     words_of,
 )
 from quire.ops.gpu.linear.few_unpack import PAIRS, SUMS, operands, plane_asm
@@ -269,13 +269,9 @@ def _few_kernel(
                     x_scale_ptr, (nt * units + unit) // PER_SCALE * 36 + 32 + lane % 4, present, WHOLE, 2
                 )
                 for c in gl.static_range(4):
-                    y = sums[4 * nt + c]
                     above = own[PER_ROW * (c // 2) + PER_ROW - 1]
-                    if KIND == "bytes":
-                        y *= above
-                    elif KIND != "halves" and KIND != "floats":
-                        y = y * half_at(above, 0) - below[4 * nt + c] * half_at(above, 16)
-                    new_acc = append(new_acc, acc[4 * nt + c] + y * x_scales[c % 2])
+                    more = with_super_scale(sums, below, 4 * nt + c, above, KIND)
+                    new_acc = append(new_acc, acc[4 * nt + c] + more * x_scales[c % 2])
             acc = new_acc
         parts.index(slot).store(stacked(acc))
         if (slot == BATCH - 1) | (tile + programs >= tiles):
