@@ -8,6 +8,7 @@ from quire.ops.gpu.linear.few_fragments import TOKENS, UNIT
 from quire.ops.gpu.linear.few_unpack import FewValues
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.linear import PROGRAMS
+from quire.ops.gpu.linear.quantize_rows import MAX_BLOCK
 from quire.ops.gpu.linear.wide_config import has_wide_kernel
 from quire.ops.gpu.linear.wide_format import high_bits
 
@@ -38,7 +39,7 @@ class FewFormat(NamedTuple):
 
 def few_format(weight: GroupedWeight) -> FewFormat | None:
     """None: the kernel does not know the weight's values or scales, or its inputs are not whole units."""
-    whole = weight.num_inputs % UNIT == 0 and weight.words.numel() < 2**31
+    whole = weight.num_inputs % UNIT == 0 and weight.num_inputs <= MAX_BLOCK and weight.words.numel() < 2**31
     if weight.bits == 8:
         known = weight.width == 32 and 32 <= weight.group <= 128 and weight.scales.dtype == torch.float16
         floats = FewFormat("floats", weight.group, weight.chunk // weight.group, FewValues(8, 0, 0, "none"))

@@ -5,9 +5,10 @@ Quantized values go into the tensor cores as they are, small integers that bf16 
 applied to its sums: nothing is rounded but the result. Offsets are multiplied with the sum of the group's activations,
 which a small kernel computes before. Where there are more than some rows and many scales, values are multiplied with
 them while they are unpacked (`fold`), and rounded to 16 bits: the weights that `dequantize` gives. One row goes without
-tensor cores, as 16-bit integers (grouped_gemv.py). On Hopper, many rows go in wider tiles, where all formats of
-integers are scaled before they are multiplied (grouped_wide.py). From some hundred rows on, about a thousand there, it
-is cheaper to dequantize the whole matrix to 16 bits and use cuBLAS."""
+tensor cores, as 16-bit integers (grouped_gemv.py). On Hopper, few rows go through a kernel that is written for lanes
+(grouped_few.py), and many rows in wider tiles, where all formats of integers are scaled before they are multiplied
+(grouped_wide.py). From some hundred rows on, about a thousand there, it is cheaper to dequantize the whole matrix to 16
+bits and use cuBLAS."""
 
 import torch
 import torch.nn.functional as F

@@ -221,6 +221,19 @@ def _few_kernel(
                 words_ptr, high_ptr, scale_ptr, super_ptr, lane, warp, next_tile, next_step, N, units,
                 KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE, CACHE,
             )  # fmt: skip
+            if CACHE == "pre":
+                far = step + 2 >= steps
+                far_tile = gl.minimum(gl.where(far, tile + programs, tile), tiles - 1)
+                far_unit = gl.where(far, step + 2 - steps, step + 2) * WARPS
+                place = (lane % 16) * units + warp + (far_tile * 16 * units + far_unit)
+                gl.inline_asm_elementwise(
+                    "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+                    "=r,l",
+                    [words_ptr + place * 32],
+                    gl.int32,
+                    is_pure=False,
+                    pack=1,
+                )
             scales_from = scale_pairs(own, lane, KIND, PER_ROW)
             sums, below = (), ()
             if KIND == "six" or KIND == "pairs":
