@@ -10,7 +10,7 @@ from benchmarks.gpu.linear_quantized import FP8, random_grouped, random_scaled
 from benchmarks.gpu.measuring import Calls, Ceilings, rows, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES
 from quire.ops.gpu.activation import activate_and_mul_quantized, silu_and_mul
-from quire.ops.gpu.linear.grouped import grouped_linear, wants_int16_input
+from quire.ops.gpu.linear.grouped import grouped_linear, quantized_input
 from quire.ops.gpu.linear.linear import linear
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.scaled import scaled_linear
@@ -37,8 +37,8 @@ def token_calls(kind: str, M: int, overlap: bool, tickets: Tensor) -> tuple[Call
     input_type: tuple[torch.dtype, int] | None = None  # dtype and group of the quantized input
     if kind == "fp8":
         input_type = (FP8, 0)
-    elif kind != "bf16" and wants_int16_input(M, layers[0]["qkv"]):
-        input_type = (torch.int16, 128)
+    elif kind != "bf16":
+        input_type = quantized_input(M, layers[0]["qkv"])
 
     def times(x: Any, w: Any) -> Tensor:
         if kind == "bf16":

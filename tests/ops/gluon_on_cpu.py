@@ -35,11 +35,18 @@ class Values:
     def permute(self, order: tuple[int, ...]) -> "Values":
         return Values(self.data.permute(order))
 
+    @property
+    def type(self) -> SimpleNamespace:
+        return SimpleNamespace(layout=SimpleNamespace(parent=None))
+
     def __neg__(self) -> "Values":
         return Values(-self.data)
 
     def __radd__(self, other: Any) -> Any:
         return self + other
+
+    def __rmul__(self, other: Any) -> Any:
+        return self * other
 
 
 def _operation(name: str) -> Callable[[Any, Any], Any]:
@@ -51,13 +58,14 @@ def _operation(name: str) -> Callable[[Any, Any], Any]:
     return apply
 
 
-for _name in ("add", "sub", "mul", "and_", "or_", "xor", "rshift", "eq", "floordiv", "mod"):
+for _name in ("add", "sub", "mul", "and_", "or_", "xor", "rshift", "eq", "ge", "lt", "floordiv", "mod"):
     setattr(Values, f"__{_name.strip('_')}__", _operation(_name))
 
 
 class Pointers:
     def __init__(self, memory: Tensor, places: Tensor | None = None) -> None:
         self.memory = memory.flatten()
+        self.dtype = SimpleNamespace(element_ty=torch.float32)
         self.places = torch.zeros((), dtype=torch.int64) if places is None else places
 
     def __add__(self, other: Any) -> "Pointers":
@@ -75,6 +83,9 @@ class Shared:
 
     def load(self, layout: Any) -> Values:
         return Values(self.data.clone())
+
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> "Shared":
+        return Shared(self.data.view(shape))
 
     def store(self, values: Values) -> None:
         assert values.shape == tuple(self.data.shape), f"{values.shape} into {tuple(self.data.shape)}"
@@ -105,20 +116,52 @@ def _inline_asm(
         else:
             bits = tensor.contiguous().view(torch.int32).long() & 0xFFFFFFFF
             words += [bits] if pack == 1 else [bits[..., 0::2], bits[..., 1::2]]
-    assert constraints.count("=r") == len(results) and constraints.count("r") == len(results) + len(words)
+    assert constraints.count("=") == len(results) and constraints.count(",") + 1 == len(results) + len(words)
     planes = run(asm, words, len(results))
     if pack == 1:
-        return Values(planes[0].to(torch.uint32).view(dtypes))
+        singles = tuple(
+            Values(plane.to(torch.uint32).view(dtype)) for plane, dtype in zip(planes, results, strict=True)
+        )
+        return singles if several else singles[0]
     found = tuple(Values(_from_words(plane, dtype)) for plane, dtype in zip(planes, results, strict=True))
     return found if several else found[0]
 
 
-def _load(pointers: Pointers) -> Values:
-    return Values(pointers.memory[pointers.places])
+def _data(value: Any) -> Tensor:
+    return value.data if isinstance(value, Values) else torch.tensor(value, dtype=torch.int32)
+
+
+def _load(pointers: Pointers, mask: Values | None = None, other: float = 0, **hints: str) -> Values:
+    """What must not be read is not there."""
+    if mask is None:
+        return Values(pointers.memory[pointers.places])
+    inside = mask.data.expand(pointers.places.shape)
+    values = torch.full(pointers.places.shape, other, dtype=pointers.memory.dtype)
+    values[inside] = pointers.memory[pointers.places[inside]]
+    return Values(values)
+
+
+def _store(pointers: Pointers, values: Values, mask: Values) -> None:
+    inside = mask.data.expand(pointers.places.shape)
+    pointers.memory[pointers.places[inside]] = values.data[inside]
 
 
 def _number(value: Any) -> Any:
     return Values(torch.tensor(value, dtype=torch.int64)) if isinstance(value, int) else value
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else Values(torch.minimum(_data(a), _data(b)))
+
+
+def _where(chosen: Any, a: Any, b: Any) -> Any:
+    if isinstance(chosen, bool):
+        return a if chosen else b
+    return Values(torch.where(chosen.data, _data(a), _data(b)))
+
+
+def _layout(*args: Any) -> SimpleNamespace:
+    return SimpleNamespace(parent=None)
 
 
 GL = SimpleNamespace(
@@ -126,11 +169,31 @@ GL = SimpleNamespace(
     static_range=range,
     constexpr=object,
     load=_load,
+    store=_store,
+    minimum=_minimum,
+    cdiv=lambda a, b: -(-a // b),
+    arange=lambda first, last, layout: Values(torch.arange(first, last, dtype=torch.int32)),
+    zeros=lambda shape, dtype, layout: Values(torch.zeros(shape, dtype=dtype)),
+    sum=lambda values, axis: Values(values.data.sum(axis)),
+    split=lambda values: tuple(Values(part) for part in values.data.unbind(-1)),
+    convert_layout=lambda values, layout, assert_trivial: values,
+    allocate_shared_memory=lambda dtype, shape, layout: Shared(torch.zeros(shape, dtype=dtype)),
+    BlockedLayout=_layout,
+    SliceLayout=_layout,
+    SwizzledSharedLayout=_layout,
     cast=lambda value, dtype: _number(value).to(dtype),
-    where=lambda chosen, a, b: Values(torch.where(chosen.data, a.data, b.data)),
+    where=_where,
     join=lambda a, b: Values(torch.stack([a.data, b.data], dim=-1)),
     inline_asm_elementwise=_inline_asm,
 )
+
+
+def run_programs(kernel: Callable[..., None], count: int, *args: Any, **constants: Any) -> None:
+    """All programs of a launch, one after the other."""
+    GL.num_programs = lambda axis: count
+    for number in range(count):
+        GL.program_id = lambda axis, number=number: number
+        kernel(*args, **constants)
 
 
 def on_cpu(*modules: ModuleType) -> SimpleNamespace:

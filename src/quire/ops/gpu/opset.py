@@ -39,8 +39,7 @@ from quire.ops.gpu.embedding import embedding
 from quire.ops.gpu.head_norm import norm_heads
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.linear.dequantize import dequantize_rows
-from quire.ops.gpu.linear.grouped import grouped_linear, wants_int16_input
-from quire.ops.gpu.linear.grouped_gemv import x_group
+from quire.ops.gpu.linear.grouped import grouped_linear, quantized_input
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.linear import linear
 from quire.ops.gpu.linear.lora import GpuLoraSlots, add_lora
@@ -321,9 +320,8 @@ class GpuOps(AttentionOps, StateOps):
             rows = self._quantize(x, torch.float8_e4m3fn, 0)
             return w4a8_linear(rows, w, bias, self.dtype, **options)
         if isinstance(w, GroupedWeight):
-            num_rows = num_rows_of(x)
-            in_int16 = wants_int16_input(num_rows, w, self.batch_invariant)
-            input = self._quantize(x, torch.int16, x_group(w)) if in_int16 else materialize(x)
+            wanted = quantized_input(num_rows_of(x), w, self.batch_invariant)
+            input = materialize(x) if wanted is None else self._quantize(x, *wanted)
             return grouped_linear(input, w, bias, self.dtype, **options)
         fused = None
         if isinstance(x, NormedRows) and not self.batch_invariant:

@@ -5,9 +5,10 @@ Quantized values go into the tensor cores as they are, small integers that bf16 
 applied to its sums: nothing is rounded but the result. Offsets are multiplied with the sum of the group's activations,
 which a small kernel computes before. Where there are more than some rows and many scales, values are multiplied with
 them while they are unpacked (`fold`), and rounded to 16 bits: the weights that `dequantize` gives. One row goes without
-tensor cores, as 16-bit integers (grouped_gemv.py). On Hopper, many rows go in wider tiles, where all formats of
-integers are scaled before they are multiplied (grouped_wide.py). From some hundred rows on, about a thousand there, it
-is cheaper to dequantize the whole matrix to 16 bits and use cuBLAS."""
+tensor cores, as 16-bit integers (grouped_gemv.py). On Hopper, few rows go through a kernel that is written for lanes
+(grouped_few.py), and many rows in wider tiles, where all formats of integers are scaled before they are multiplied
+(grouped_wide.py). From some hundred rows on, about a thousand there, it is cheaper to dequantize the whole matrix to 16
+bits and use cuBLAS."""
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.dequantize import dequantize
+from quire.ops.gpu.linear.few_config import few_config_of
 from quire.ops.gpu.linear.grouped_config import GroupedConfig, grouped_config
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
@@ -30,9 +32,15 @@ from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 MAX_KERNEL_ROWS = 256  # beyond it, dequantize and cuBLAS
 
 
-def wants_int16_input(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
-    """Whether x is wanted in int16, in groups of `x_group(weight)`."""
-    return num_rows == 1 and can_gemv(weight) and not batch_invariant
+def quantized_input(
+    num_rows: int, weight: GroupedWeight, batch_invariant: bool = False
+) -> tuple[torch.dtype, int] | None:
+    """In which type x is wanted, and in which groups; None: as it is."""
+    if few_config_of(num_rows, weight, batch_invariant) is not None:
+        return torch.float16, weight.width
+    if num_rows == 1 and can_gemv(weight) and not batch_invariant:
+        return torch.int16, x_group(weight)
+    return None
 
 
 def grouped_linear(
@@ -46,23 +54,35 @@ def grouped_linear(
     overlap: bool = False,
     all_outputs: int | None = None,
 ) -> Tensor:
-    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x in int16 where it `wants_int16_input` -> [1, N] in `dtype`.
+    """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x as `quantized_input` says -> [M, N] in `dtype`.
     Batch invariant rows never see cuBLAS: their sums are a function of (N, K). `all_outputs`: as in `linear`."""
+    if not isinstance(x, QuantizedRows):
+        if len(x) == 0:
+            return x.new_empty(0, weight.num_outputs)
+        if (wanted := quantized_input(len(x), weight, batch_invariant)) is not None:
+            dtype, x = x.dtype, quantize_rows(x, *wanted, overlap)
     if isinstance(x, QuantizedRows):
-        return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
-    if len(x) == 0:
-        return x.new_empty(0, weight.num_outputs)
+        return _of_quantized(x, weight, bias, dtype, overlap)
     if not batch_invariant and (wide := wide_config_of(x, weight)) is not None:
         from quire.ops.gpu.linear.grouped_wide import wide_kernel  # Gluon is not in every Triton
 
         return wide_kernel(x, weight, bias, wide, tickets, overlap)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
-    if wants_int16_input(len(x), weight, batch_invariant):
-        quantized = quantize_rows(x, torch.int16, x_group(weight), overlap)
-        return grouped_gemv(quantized, weight, bias, gemv_config(weight), x.dtype, overlap)
     config = grouped_config(len(x), weight, batch_invariant, all_outputs)
     return grouped_kernel(x, weight, bias, config, tickets, overlap)
+
+
+def _of_quantized(
+    x: QuantizedRows, weight: GroupedWeight, bias: Tensor | None, dtype: torch.dtype, overlap: bool
+) -> Tensor:
+    if x.q.dtype == torch.int16:
+        return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
+    from quire.ops.gpu.linear.grouped_few import few_kernel  # Gluon is not in every Triton
+
+    few = few_config_of(len(x.q), weight)
+    assert few is not None
+    return few_kernel(x, weight, bias, few, dtype, overlap)
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:

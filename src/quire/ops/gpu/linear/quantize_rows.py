@@ -8,7 +8,10 @@ that holds NaN has a NaN scale, one that holds an infinity an infinite one: what
 int16 is for grouped_gemv.py: half a step is 2**-16 of the greatest of its group, and bf16 itself rounds by up to 2**-9.
 Beside each scale lies the sum of the group. Of every 256 columns, column 32 p + i belongs to plane p of word i of a
 chunk of weights (grouped_layout.py); the values of planes p and p + 2, whose weights are neighbouring bytes, lie side
-by side: planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7."""
+by side: planes 0 and 2 for all i, then 4 and 6, 1 and 3, 5 and 7.
+
+fp16 is for grouped_few.py, with powers of two as scales, and `group` is then the width of a plane of weights
+(few_fragments.py)."""
 
 from typing import NamedTuple
 
@@ -17,17 +20,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.gpu.linear.few_fragments import SCALE_WORDS, TOKENS, UNIT, store_fragments
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
-QUANT_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0, torch.int16: 32767.0}
+QUANT_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0, torch.int16: 32767.0, torch.float16: 65504.0}
 PAIRED = 256  # columns among which int16 values are paired; int16 rows are padded to it with zeros
 PAIRS = tl.constexpr(PAIRED)
 MAX_BLOCK = 32768  # columns that a program holds in registers
 
 
 class QuantizedRows(NamedTuple):
-    q: Tensor  # [rows, n] float8_e4m3fn, int8 or int16
-    scales: Tensor  # [rows, n / group] fp32; of int16 [rows, n / group, 2]: scales, and sums of columns
+    q: Tensor  # [rows, n] float8_e4m3fn, int8 or int16; fp16 in an order of its own
+    scales: Tensor  # [rows, n / group] fp32; of int16 [rows, n / group, 2]: scales, and sums of columns; of fp16 both
 
 
 class Target(NamedTuple):
@@ -47,7 +51,12 @@ class Target(NamedTuple):
     @classmethod
     def quantized(cls, x: Tensor, n: int, dtype: torch.dtype, group: int) -> "Target":
         assert group & (group - 1) == 0 and (group == 0 or n % group == 0), f"groups of {group} in rows of {n}"
-        if dtype == torch.int16:
+        if dtype == torch.float16:
+            assert n % UNIT == 0, f"{n} columns"
+            tiles = -(-len(x) // TOKENS)
+            q = x.new_empty(tiles * TOKENS, n, dtype=dtype)[: len(x)]
+            scales = x.new_empty(tiles, n // UNIT, SCALE_WORDS, dtype=torch.float32)
+        elif dtype == torch.int16:
             padded = -(-n // PAIRED) * PAIRED
             q = x.new_empty(len(x), padded, dtype=dtype)
             scales = x.new_empty(len(x), padded // group, 2, dtype=torch.float32)
@@ -121,6 +130,8 @@ def store_columns(
     columns = first + tl.arange(0, BLOCK)
     if QUANT_MAX == 0.0:
         tl.store(out_ptr + row * n + columns, y, mask=columns < n)
+    elif out_ptr.dtype.element_ty == tl.float16:
+        store_fragments(out_ptr, scale_ptr, y, row, first, n, GROUP, BLOCK)
     else:
         dtype: tl.constexpr = out_ptr.dtype.element_ty
         q, scales = quantize_groups(tl.reshape(y, (BLOCK // GROUP, GROUP)), QUANT_MAX, dtype)
