@@ -28,6 +28,7 @@ from quire.ops.gpu.linear.quantize_rows import quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.moe.gemv import can_gemv, gemv_mlp
 from quire.ops.gpu.moe.quantized import MAX_TILE_ROUTES, QuantizedExperts, quantized_expert_gemm
+from quire.ops.gpu.moe.quantized_few import can_few, few_mlp
 from quire.ops.gpu.moe.sorting import RoutedTokens, by_route, find_tile, sort_by_expert
 from quire.ops.gpu.moe.tiles import TILE_ROUTES, can_tile, tile_gemm
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
@@ -109,6 +110,11 @@ def moe_mlp(
     if alone and can_gemv(x, gate_up, down, T * k):
         given = x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases
         return gemv_mlp(*given, limit, overlap)
+    if alone and can_few(x, gate_up, down, T * k):
+        assert isinstance(gate_up, QuantizedExperts) and isinstance(down, QuantizedExperts)
+        return few_mlp(
+            x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, limit, overlap
+        )
     if gated and all_hidden is None and T * k > MIN_TILED_ROUTES * E and can_tile(x, gate_up, down):
         parts = _tiled_parts(
             x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, limit, overlap

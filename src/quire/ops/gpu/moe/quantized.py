@@ -15,6 +15,7 @@ from quire.ops.gpu.linear.grouped import group_sums
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of, zeros_of
 from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
+from quire.ops.gpu.moe.few_formats import exponents_of
 
 MAX_TILE_ROUTES = 64
 # routes a tile: (outputs a program, warps, stages)
@@ -25,10 +26,11 @@ CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}
 class QuantizedExperts:
     num_experts: int
     rows: GroupedWeight  # [num_experts * outputs, inputs]
+    exponents: Tensor | None = None  # the scales of MXFP4 once more, as `exponents_of` has them
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes
+        return self.rows.nbytes + (0 if self.exponents is None else self.exponents.nbytes)
 
 
 def can_stack(parts: Sequence[GroupedWeight]) -> bool:
@@ -59,7 +61,7 @@ def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> Quantized
         super_scales=_concatenate(super_scales, dim=1),
         high=_concatenate(high, dim=0),
     )
-    return QuantizedExperts(num_experts, rows)
+    return QuantizedExperts(num_experts, rows, exponents_of(rows))
 
 
 def _concatenate(parts: Sequence[Tensor | None], dim: int) -> Tensor | None:

@@ -1,0 +1,126 @@
+"""Which weights quantized_few.py multiplies, and the instructions that unpack them."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
+from quire.ops.gpu.linear.unpack import asm_for
+
+HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
+EXPONENT = 190  # of a scale of one, in the bytes of `exponents_of`
+LEAST_EXPONENT = 120  # smaller weights would not be exact
+DOUBLED_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+
+
+class FewFormat(NamedTuple):
+    kind: str  # how scales are stored: "exponents"; "halves", fp16 in words; "six", "bytes": of K-quants; "floats"
+    second: str  # what a group has beside its scale: "none", "points", "offsets"
+    unpack: tuple[str, ...]  # instructions for each plane, or for all of them
+
+
+def exponents_of(weight: GroupedWeight) -> Tensor | None:
+    """The scales of MXFP4, powers of two, as bytes: int32 [chunks, N, words]. None where they are something else."""
+    if weight.codebook != (*DOUBLED_E2M1, *(-value for value in DOUBLED_E2M1)) or weight.group != 32:
+        return None
+    fractions, exponents = torch.frexp(weight.scales.float())
+    is_zero = weight.scales == 0
+    exponents = torch.where(is_zero, 0, exponents - 1 + EXPONENT)
+    powers = (fractions == 0.5) & (exponents >= LEAST_EXPONENT) & (exponents < 255)
+    if weight.width not in (16, 32) or not bool((powers | is_zero).all()):
+        return None
+    by_chunk = exponents.to(torch.uint8).unflatten(0, (weight.num_chunks, -1)).transpose(1, 2)
+    return by_chunk.contiguous().view(torch.int32)
+
+
+def few_format(weight: GroupedWeight, exponents: Tensor | None) -> FewFormat | None:
+    """None: the kernel does not know the weight's words."""
+    if weight.width not in (16, 32):
+        return None
+    second = "points" if weight.has_zero_points else "offsets" if weight.has_offsets else "none"
+    if exponents is not None:
+        return FewFormat("exponents", second, (_e2m1(weight.width),))
+    if weight.scales.is_floating_point():
+        kind = "floats"
+    elif weight.super_scales is None:
+        kind = "halves"
+    else:
+        kind = "six" if weight.scales.dtype == torch.int32 else "bytes"
+    if weight.codebook:
+        return FewFormat(kind, second, (asm_for(weight, torch.bfloat16),))
+    high_bits = 0 if weight.high is None else HIGH_BITS[weight.high.dtype]
+    planes = range(32 // weight.bits)
+    return FewFormat(
+        kind, second, tuple(_plane(plane, weight.bits, high_bits, weight.zero, second == "points") for plane in planes)
+    )
+
+
+def numbers_of(weight: GroupedWeight, exponents: Tensor | None) -> Tensor:
+    """Scales, as the kernel loads them."""
+    if exponents is not None:
+        return exponents
+    return weight.scales if weight.scales.is_floating_point() else weight.scales.view(torch.int32)
+
+
+def constants_of(weight: GroupedWeight, form: FewFormat) -> dict[str, Any]:
+    return {
+        "BITS": weight.bits,
+        "WIDTH": weight.width,
+        "GROUP": weight.group,
+        "KIND": form.kind,
+        "SECOND": form.second,
+        "CODEBOOK": bool(weight.codebook),
+        "HIGH": weight.high is not None,
+        "UNPACK": form.unpack,
+    }
+
+
+@cache
+def _e2m1(width: int) -> str:
+    """Words $16 .. $19 and the exponents of their groups -> planes of four values each, $0 and $1, $2 and $3, and so
+    on, times 2^-64. Sign, exponent and mantissa are put where a bf16 has them; to multiply by a power of two adds the
+    exponents, that of a number whose bits are those of a subnormal one, too."""
+    lines = [".reg .b32 r, t, u, s;"]
+    for byte in range(4):
+        for plane in (2 * byte, 2 * byte + 1):
+            group = plane // 2 if width == 16 else plane
+            if width == 32 or plane % 2 == 0:
+                lines.append(f"prmt.b32 s, ${20 + 4 * (group // 4)}, 0, 0x4{group % 4}4{group % 4};")
+                lines.append("shl.b32 s, s, 7;")
+            for pair in (0, 1):
+                both = (byte + 4) * 0x1100 + byte * 0x11  # the byte of two words, twice
+                lines.append(f"prmt.b32 r, ${16 + 2 * pair}, ${17 + 2 * pair}, 0x{both:04X};")
+                if plane % 2:
+                    lines += ["shl.b32 t, r, 2;", "and.b32 u, r, 0x80008000;"]
+                    lines.append("lop3.b32 t, t, 0x01C001C0, u, 0xEA;")  # (t & 0x01C001C0) | u
+                else:  # four bits times 2^12 + 2^6 are in both places
+                    lines += ["and.b32 t, r, 0x000F000F;", "mul.lo.u32 t, t, 0x1040;", "and.b32 t, t, 0x81C081C0;"]
+                lines.append(f"mul.rn.bf16x2 ${2 * plane + pair}, t, s;")
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+@cache
+def _plane(plane: int, bits: int, high_bits: int, zero: int, has_points: bool) -> str:
+    """Halves of two words $1, further bits $2 -> a plane's two values $0. With points, the last operand is -128 less
+    the zero point."""
+    shift = plane * bits % 16
+    lines = [
+        ".reg .b32 one, less, a, s, t, h;",
+        "mov.b32 one, 0x3F803F80;",
+        f"mov.b32 less, 0x{(0xC300 | zero) * 0x10001:08X};",
+    ]
+    lines.append(f"shr.u32 a, $1, {shift};" if shift else "mov.b32 a, $1;")
+    if bits == 8:  # 128 + the low seven bits, less 128 or 256
+        lines += ["lop3.b32 s, a, 0x007F007F, 0x43004300, 0xEA;", "lop3.b32 t, a, 0x00800080, 0x43004300, 0xEA;"]
+        lines += ["mov.b32 less, 0xBF80BF80;", "fma.rn.bf16x2 $0, t, less, s;"]
+    else:
+        lines.append("lop3.b32 s, a, 0x000F000F, 0x43004300, 0xEA;")
+        if high_bits:
+            mask, right = ((1 << high_bits) - 1 << 4) * 0x10001, high_bits * plane - 4
+            lines.append(f"shr.u32 h, $2, {right};" if right >= 0 else f"shl.b32 h, $2, {-right};")
+            lines.append(f"lop3.b32 s, h, 0x{mask:08X}, s, 0xEA;")
+        point = "$3" if high_bits else "$2"
+        lines.append(f"fma.rn.bf16x2 $0, s, one, {point if has_points else 'less'};")
+    return "{\n" + "\n".join(lines) + "\n}"
