@@ -1,4 +1,5 @@
-import bench_few as b, r3
+import bench_few as b
+import r3
 
 js = [j for j in r3.jobs if j[0] in ("q8_0", "w8a16")]
 print(len(r3.jobs), js)

@@ -12,8 +12,7 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
@@ -21,20 +20,13 @@ from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.linear.wide_config import MIN_SHARE, WideConfig
 from quire.ops.gpu.linear.wide_format import high_bits, is_plain_int8, scale_words, wide_format
 from quire.ops.gpu.linear.wide_int8 import launch_int8
-from quire.ops.gpu.linear.wide_planes import halves_of, side_by_side, unpack_piece, words_layout
-from quire.ops.gpu.linear.wide_scales import (
-    append,
-    load_numbers,
-    num_groups,
-    num_halves,
-    scale_layout,
-    store_scales,
-)
+from quire.ops.gpu.linear.wide_planes import halves_of, words_layout
+from quire.ops.gpu.linear.wide_scales import load_numbers, num_groups, num_halves, scale_layout, store_scales
+from quire.ops.gpu.linear.wide_slab import SLAB, load_words, multiply_slab, slabs_descriptor
 from quire.ops.gpu.linear.wide_sums import finish
 from quire.ops.gpu.linear.wide_unpack import operands, unpack_pieces
 from quire.ops.gpu.overlap import overlap_options
 
-SLAB = 64  # inputs: 128 bytes of a row of activations, in shared memory without bank conflicts
 MIN_SHARED = 512  # splits times tokens of a tile, from which on its programs share the work of adding up
 
 
@@ -76,7 +68,7 @@ def wide_kernel(
         return out
     parts = 1 if weight.bits == 8 and config.block_m <= 64 else form.parts  # there are registers for no more
     _wide_kernel[grid](
-        _descriptor(x, config.block_m, copies),
+        slabs_descriptor(x, config.block_m, copies),
         weight.words,
         weight.high,
         scale_words(weight),
@@ -103,13 +95,6 @@ def wide_kernel(
     return out
 
 
-def _descriptor(x: Tensor, block_m: int, slabs: int) -> TensorDescriptor:
-    """Of x [M, K] as [K / 64, M, 64]"""
-    M, K = x.shape
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-    return TensorDescriptor(x, [K // SLAB, M, SLAB], [SLAB, K, 1], [slabs, block_m, SLAB], layout)
-
-
 def _polls(config: WideConfig, programs: int, device: torch.device) -> int:
     """Few sums are added up by one program in less time than programs wait for each other, and programs that have no
     room at the same time would wait in vain."""
@@ -117,15 +102,6 @@ def _polls(config: WideConfig, programs: int, device: torch.device) -> int:
         return 0
     room = config.resident * torch.cuda.get_device_properties(device).multi_processor_count
     return config.polls if programs <= room else 0
-
-
-@gluon.jit
-def _load_words(ptrs, chunk, PARTS: gl.constexpr, WIDTH: gl.constexpr):
-    """The words of a span's chunks."""
-    words = ()
-    for part in gl.static_range(PARTS):
-        words = append(words, gl.load(ptrs + (chunk * PARTS + part) * WIDTH))
-    return words
 
 
 @gluon.jit(do_not_specialize=["M", "spans"])
@@ -163,12 +139,10 @@ def _wide_kernel(
     OPERANDS: gl.constexpr,
 ):
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     WORDS: gl.constexpr = words_layout(BLOCK_N, WARPS, WIDTH)
     BYTES: gl.constexpr = COPIES * BLOCK_M * 64 * 2
     SPAN: gl.constexpr = 32 // BITS * WIDTH * PARTS  # inputs
     SLABS: gl.constexpr = SPAN // 64
-    PIECES: gl.constexpr = 32 // WIDTH  # of 64 inputs: two planes each
     GROUPS: gl.constexpr = num_groups(GROUP, SPAN)
     HALF_COUNT: gl.constexpr = num_halves(GROUP, SPAN)
     ITEMS: gl.constexpr = GROUPS // HALF_COUNT
@@ -203,9 +177,9 @@ def _wide_kernel(
     inside = (rows.to(gl.int64) * (spans * PARTS))[:, None] * WIDTH + columns[None, :]
     word_ptrs = words_ptr + inside
     begin = gl.minimum(first, spans - 1)
-    words = _load_words(word_ptrs, begin, PARTS, WIDTH)
+    words = load_words(word_ptrs, begin, PARTS, WIDTH)
     high_ptrs = high_ptr + inside if HIGH > 0 else word_ptrs
-    high = _load_words(high_ptrs, begin, PARTS, WIDTH) if HIGH > 0 else ()
+    high = load_words(high_ptrs, begin, PARTS, WIDTH) if HIGH > 0 else ()
     scale_rows = gl.minimum(first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(0, SCALES)), N - 1)[None, :]
     half = gl.arange(0, HALF_COUNT, gl.SliceLayout(1, SCALES))[:, None]
     numbers = load_numbers(
@@ -235,24 +209,14 @@ def _wide_kernel(
         halves = ()
         for part in gl.static_range(PARTS):
             halves = halves + halves_of(words[part])
-        next_words = _load_words(word_ptrs, ahead, PARTS, WIDTH)
-        next_high = _load_words(high_ptrs, ahead, PARTS, WIDTH) if HIGH > 0 else ()
+        next_words = load_words(word_ptrs, ahead, PARTS, WIDTH)
+        next_high = load_words(high_ptrs, ahead, PARTS, WIDTH) if HIGH > 0 else ()
         buffer = (span - first) % 2
         for number in gl.static_range(SLABS):
-            slot = slab % STAGES
-            planes = ()
-            for piece in gl.static_range(PIECES):
-                planes = planes + unpack_piece(
-                    halves, high, pair_lines, other_lines, buffer, number * PIECES + piece,
-                    BITS, HIGH, WIDTH, SECOND, GROUP, ITEMS, HALF_COUNT, ROWS, UNPACK, OPERANDS,
-                )  # fmt: skip
-            if number % COPIES == 0:
-                mbarrier.wait(arrived.index(slot), (slab // STAGES) & 1)
-            x = x_slabs.index(slot * COPIES + number % COPIES).permute((1, 0))
-            for plane in gl.static_range(2):  # 32 inputs each
-                w = planes[plane] if WIDTH == 32 else side_by_side(planes[plane * 2], planes[plane * 2 + 1])
-                w = gl.convert_layout(w, OPERAND, assert_trivial=True)
-                acc = warpgroup_mma(w, x.slice(plane * 32, 32, 0), acc, is_async=True)
+            acc = multiply_slab(
+                acc, x_slabs, arrived, slab, halves, high, pair_lines, other_lines, buffer, number,
+                BITS, HIGH, WIDTH, SECOND, GROUP, ITEMS, HALF_COUNT, STAGES, COPIES, WARPS, UNPACK, OPERANDS,
+            )  # fmt: skip
             if number == SLABS - 1:
                 store_scales(numbers, pairs, others, half, 1 - buffer, KIND, SECOND, GROUP, SPAN, OFFSET_SCALES)
             acc = warpgroup_mma_wait(2, deps=[acc])

@@ -8,12 +8,14 @@ from torch import Tensor
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
 
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
+# Twice MXFP4's values. Weights with them have scales that are powers of two.
+E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
 
 
 class WideFormat(NamedTuple):
     """How scales are stored, and how values are scaled."""
 
-    kind: str  # "halves": fp16 in words; "six", "bytes": of K-quants; "floats": one number a group and output
+    kind: str  # "halves": fp16 in words; "six", "bytes": of K-quants; "floats": one number a group; "powers": of two
     second: str  # what a group has beside its scale: "none", "points", "offsets"
     group: int  # inputs
     parts: int  # chunks of a span
@@ -22,21 +24,32 @@ class WideFormat(NamedTuple):
 
 
 def wide_format(weight: GroupedWeight) -> WideFormat | None:
-    """None: the kernel does not know the weight's values or scales, or its inputs are not whole spans."""
-    if weight.codebook or weight.width not in (16, 32) or weight.chunk not in (128, 256):
+    """For grouped_wide.py. None: it does not know the weight's values or scales, or its inputs are not whole spans."""
+    form = slab_format(weight)
+    if form is None or form.kind == "powers" or weight.num_inputs % weight.chunk:
         return None
+    parts = 1 if weight.bits == 8 and weight.num_chunks % 2 else form.parts
+    return None if weight.num_chunks % parts else form._replace(parts=parts)
+
+
+def slab_format(weight: GroupedWeight) -> WideFormat | None:
+    """For moe/quantized_tiles.py: inputs are whole slabs of 64, in any number of chunks, and values may be MXFP4's."""
+    if weight.num_inputs % 64 or weight.num_inputs < 256 or weight.width not in (16, 32) or weight.chunk < 128:
+        return None
+    parts = 2 if weight.width == 16 or weight.bits == 8 else 1
+    if weight.codebook:
+        powers = weight.codebook == E2M1 and weight.group == 32 and weight.scales.dtype == torch.float32
+        return WideFormat("powers", "none", weight.group, parts, 0, 0) if powers else None
     second = "points" if weight.has_zero_points else "offsets" if weight.has_offsets else "none"
-    whole_chunks = weight.num_inputs % weight.chunk == 0
     if weight.scales.is_floating_point():
         kind = "floats"
     elif weight.super_scales is None:
         kind = "halves"
+        if weight.width == 16 and weight.group > weight.chunk:
+            return None  # a word would be of several chunks
     else:
         kind = "six" if weight.scales.dtype == torch.int32 else "bytes"
-    parts = 2 if weight.width == 16 or (weight.bits == 8 and weight.num_chunks % 2 == 0) else 1
     zero = _middle(weight, kind) if second == "offsets" else weight.zero
-    if not whole_chunks or weight.num_chunks % parts:
-        return None
     return WideFormat(kind, second, weight.group, parts, zero, zero - weight.zero)
 
 

@@ -39,6 +39,7 @@ def unpack_piece(
     ROWS: gl.constexpr,
     UNPACK: gl.constexpr,
     OPERANDS: gl.constexpr,
+    RESTS: gl.constexpr = True,
 ):
     """Two planes of a span, scaled."""
     PART: gl.constexpr = INDEX // (16 // BITS)
@@ -51,7 +52,8 @@ def unpack_piece(
     low_pair = pairs.index(low_place).load(ROWS)
     high_pair = pairs.index(high_place).load(ROWS) if GROUP <= WIDTH else low_pair
     values = append(append(values, _bf16(low_pair, 0)[:, None]), _bf16(high_pair, 0)[:, None])
-    values = append(append(values, _bf16(low_pair, 16)[:, None]), _bf16(high_pair, 16)[:, None])
+    if RESTS:
+        values = append(append(values, _bf16(low_pair, 16)[:, None]), _bf16(high_pair, 16)[:, None])
     if SECOND != "none":
         low_other = others.index(low_place).load(ROWS)
         high_other = others.index(high_place).load(ROWS) if GROUP <= WIDTH else low_other

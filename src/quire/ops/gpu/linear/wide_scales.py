@@ -54,7 +54,7 @@ def load_numbers(
     ITEMS: gl.constexpr = GROUPS // num_halves(GROUP, SPAN)
     PER_GROUP: gl.constexpr = 1 if SECOND == "none" else 2
     numbers = ()
-    if KIND == "floats":
+    if KIND == "floats" or KIND == "powers":
         for item in gl.static_range(ITEMS):
             group = span * GROUPS + half * ITEMS + item if GROUP <= SPAN else half + span // (GROUP // SPAN)
             index = group.to(gl.int64) * N + rows
@@ -113,6 +113,8 @@ def store_scales(
             scale = numbers[item * (2 if SECOND == "offsets" else 1)].to(gl.float32)
             if SECOND == "offsets":
                 offset = numbers[item * 2 + 1].to(gl.float32)
+        elif KIND == "powers":
+            scale = numbers[item] * POWER
         elif KIND == "halves":
             if SECOND == "none":
                 if ITEMS == 1 and GROUPS == 2:
@@ -178,6 +180,7 @@ def _byte(word, INDEX: gl.constexpr, SIGNED: gl.constexpr):
 
 PLACE = gl.constexpr(tuple(f"prmt.b32 $0, $1, 0x4B000000, 0x744{index};" for index in range(4)))
 LARGE_BITS = gl.constexpr(LARGE)
+POWER = gl.constexpr(2.0**95)  # times a value of E2M1 * 2**-127 (wide_unpack.py): the weight * 2**-32
 
 
 @gluon.jit

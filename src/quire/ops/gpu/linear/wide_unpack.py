@@ -13,12 +13,16 @@ LARGE = 0x4300  # bf16 128, with room for seven bits
 @cache
 def unpack_pieces(bits: int, high_bits: int, zero: int, second: str) -> tuple[str, ...]:
     """Instructions for each piece of a word: two planes. `second`: what a group has beside its scale."""
+    if second == "powers":
+        return tuple(map(_unpack_e2m1, range(4)))
     return tuple(_unpack(piece, bits, high_bits, zero, second) for piece in range(16 // bits))
 
 
 def operands(high_bits: int, second: str) -> str:
     """Constraints of an instruction's operands: two planes; half a word, further bits, the main parts of scales, the
     rests, zero points or offsets of both planes."""
+    if second == "powers":
+        return "=r,=r,r,r,r"
     return "=r,=r,r" + ",r" * (5 if high_bits else 4) + ("" if second == "none" else ",r,r")
 
 
@@ -47,6 +51,20 @@ def _unpack(piece: int, bits: int, high_bits: int, zero: int, second: str) -> st
         else:
             lines.append(f"mul.rn.bf16x2 t, s, {rest};")
         lines.append(f"fma.rn.bf16x2 ${plane}, s, {main}, t;")
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+def _unpack_e2m1(piece: int) -> str:
+    """Exponent and mantissa of four bits become the lowest exponent bits of a bf16 and the top of its mantissa: a
+    value times 2^-126, of the doubled values of a codebook half of that."""
+    lines = [".reg .b32 s, t;"]
+    for plane in (0, 1):
+        first = (2 * piece + plane) * 4 % 16
+        lines.append(f"shr.u32 t, $2, {first - 6};" if first > 6 else f"shl.b32 t, $2, {6 - first};")
+        lines.append("and.b32 t, t, 0x01C001C0;")
+        lines.append(f"shl.b32 s, $2, {12 - first};" if first < 12 else "mov.b32 s, $2;")
+        lines.append("lop3.b32 s, s, 0x80008000, t, 0xEA;")
+        lines.append(f"mul.rn.bf16x2 ${plane}, s, ${3 + plane};")
     return "{\n" + "\n".join(lines) + "\n}"
 
 

@@ -11,7 +11,8 @@ Two other ways are for plain experts of 16 bits. A few routes go through GEMV ke
 order: not with `batch_invariant`. Prompts take large tiles (tiles.py), whose sums are those of the kernel here. So with
 `batch_invariant` a route's sums do not depend on its tile, and results are the same in any batch.
 
-Experts are floats, quantized in groups (quantized.py), or fp8 with scales; with fp8 experts the activations are fp8 as
+Experts are floats, quantized in groups (quantized.py; many routes on Hopper in wide tiles whose sums have another
+order, quantized_tiles.py, not with `batch_invariant`), or fp8 with scales; with fp8 experts the activations are fp8 as
 well, as in linear/scaled.py."""
 
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from quire.ops.gpu.linear.quantize_rows import quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.moe.gemv import can_gemv, gemv_mlp
 from quire.ops.gpu.moe.quantized import MAX_TILE_ROUTES, QuantizedExperts, quantized_expert_gemm
+from quire.ops.gpu.moe.quantized_config import wide_tile
 from quire.ops.gpu.moe.quantized_few import can_few, few_mlp
 from quire.ops.gpu.moe.sorting import RoutedTokens, by_route, find_tile, sort_by_expert
 from quire.ops.gpu.moe.tiles import TILE_ROUTES, can_tile, tile_gemm
@@ -118,6 +120,13 @@ def moe_mlp(
     if gated and all_hidden is None and T * k > MIN_TILED_ROUTES * E and can_tile(x, gate_up, down):
         parts = _tiled_parts(
             x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, limit, overlap
+        )
+    elif gated and all_hidden is None and not batch_invariant and (tile := wide_tile(x, gate_up, down, T * k)):
+        from quire.ops.gpu.moe.quantized_tiles import wide_parts  # Gluon is not in every Triton
+
+        assert isinstance(gate_up, QuantizedExperts) and isinstance(down, QuantizedExperts)
+        parts = wide_parts(
+            x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, tile, limit, overlap
         )
     else:
         parts = _parts(
