@@ -17,7 +17,7 @@ from quire.ops.gpu.linear.wide_config import has_wide_kernel
 from quire.ops.gpu.moe.few_formats import EXPONENT, exponents_of, few_format
 from quire.ops.gpu.moe.moe import moe_mlp
 from quire.ops.gpu.moe.quantized import QuantizedExperts, stack_experts
-from quire.ops.gpu.moe.quantized_few import FewConfig, can_few, few_configs, few_gemm, few_mlp
+from quire.ops.gpu.moe.quantized_few import FewRoutesConfig, can_few, few_configs, few_gemm, few_mlp
 from quire.ops.gpu.moe.sorting import sort_by_expert
 from quire.ops.opset import Activation
 
@@ -45,10 +45,10 @@ def three_experts(name: str) -> tuple[QuantizedExperts, Tensor]:
 
 @needs_hopper
 @pytest.mark.parametrize(
-    "T,config", [(1, FewConfig(8, 1, 2, 4)), (9, FewConfig(8, 2, 2, 2)), (30, FewConfig(16, 4, 1))]
+    "T,config", [(1, FewRoutesConfig(8, 1, 2, 4)), (9, FewRoutesConfig(8, 2, 2, 2)), (30, FewRoutesConfig(16, 4, 1))]
 )
 @pytest.mark.parametrize("name", FEW_CASES)
-def test_every_format(name: str, T: int, config: FewConfig) -> None:
+def test_every_format(name: str, T: int, config: FewRoutesConfig) -> None:
     """35 gate and up rows, then 70 down rows: neither fills its last program. Some routes are elsewhere."""
     experts, plain = three_experts(name)
     K, k, splits = plain.shape[2], 2, min(T, 2)

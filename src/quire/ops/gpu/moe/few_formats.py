@@ -15,7 +15,7 @@ LEAST_EXPONENT = 120  # smaller weights would not be exact
 DOUBLED_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
-class FewFormat(NamedTuple):
+class FewRoutesFormat(NamedTuple):
     kind: str  # how scales are stored: "exponents"; "halves", fp16 in words; "six", "bytes": of K-quants; "floats"
     second: str  # what a group has beside its scale: "none", "points", "offsets"
     unpack: tuple[str, ...]  # instructions for each plane, or for all of them
@@ -35,13 +35,13 @@ def exponents_of(weight: GroupedWeight) -> Tensor | None:
     return by_chunk.contiguous().view(torch.int32)
 
 
-def few_format(weight: GroupedWeight, exponents: Tensor | None) -> FewFormat | None:
+def few_format(weight: GroupedWeight, exponents: Tensor | None) -> FewRoutesFormat | None:
     """None: the kernel does not know the weight's words."""
     if weight.width not in (16, 32):
         return None
     second = "points" if weight.has_zero_points else "offsets" if weight.has_offsets else "none"
     if exponents is not None:
-        return FewFormat("exponents", second, (_e2m1(weight.width),))
+        return FewRoutesFormat("exponents", second, (_e2m1(weight.width),))
     if weight.scales.is_floating_point():
         kind = "floats"
     elif weight.super_scales is None:
@@ -49,10 +49,10 @@ def few_format(weight: GroupedWeight, exponents: Tensor | None) -> FewFormat | N
     else:
         kind = "six" if weight.scales.dtype == torch.int32 else "bytes"
     if weight.codebook:
-        return FewFormat(kind, second, (asm_for(weight, torch.bfloat16),))
+        return FewRoutesFormat(kind, second, (asm_for(weight, torch.bfloat16),))
     high_bits = 0 if weight.high is None else HIGH_BITS[weight.high.dtype]
     planes = range(32 // weight.bits)
-    return FewFormat(
+    return FewRoutesFormat(
         kind, second, tuple(_plane(plane, weight.bits, high_bits, weight.zero, second == "points") for plane in planes)
     )
 
@@ -64,7 +64,7 @@ def numbers_of(weight: GroupedWeight, exponents: Tensor | None) -> Tensor:
     return weight.scales if weight.scales.is_floating_point() else weight.scales.view(torch.int32)
 
 
-def constants_of(weight: GroupedWeight, form: FewFormat) -> dict[str, Any]:
+def constants_of(weight: GroupedWeight, form: FewRoutesFormat) -> dict[str, Any]:
     return {
         "BITS": weight.bits,
         "WIDTH": weight.width,

@@ -22,7 +22,7 @@ MAX_SHARED = 200_000  # bytes of a program's activations
 SUM_BLOCK = 512
 
 
-class FewConfig(NamedTuple):
+class FewRoutesConfig(NamedTuple):
     columns: int  # routes a tile: 8 or 16
     warps: int  # that have rows of their own, 32 each
     depth: int  # chunks whose words are in flight
@@ -46,7 +46,9 @@ def _fits(experts: QuantizedExperts) -> bool:
     return small and few_format(experts.rows, experts.exponents) is not None
 
 
-def few_configs(gate_up: QuantizedExperts, down: QuantizedExperts, num_routes: int) -> tuple[FewConfig, FewConfig]:
+def few_configs(
+    gate_up: QuantizedExperts, down: QuantizedExperts, num_routes: int
+) -> tuple[FewRoutesConfig, FewRoutesConfig]:
     columns = 8 if num_routes <= MAX_NARROW_ROUTES * down.num_experts else 16
     alone = num_routes <= _max_unsorted(down.num_experts)
     first, second = (_config(experts, columns, alone) for experts in (gate_up, down))
@@ -54,13 +56,13 @@ def few_configs(gate_up: QuantizedExperts, down: QuantizedExperts, num_routes: i
     return first, second._replace(splits=2 if long and columns == 8 else 1)
 
 
-def _config(experts: QuantizedExperts, columns: int, alone: bool) -> FewConfig:
+def _config(experts: QuantizedExperts, columns: int, alone: bool) -> FewRoutesConfig:
     """A route that is alone leaves multiprocessors idle, unless its inputs are shared among warps. Scales that are
     computed take registers."""
     warps, parts = (1, 4) if alone else (4, 1)
     depth = 2 if experts.exponents is not None else 1
     few_scales = experts.exponents is not None or (experts.rows.super_scales is None and not experts.rows.has_offsets)
-    return FewConfig(columns, warps, depth, parts, registers=128 if few_scales else 168)
+    return FewRoutesConfig(columns, warps, depth, parts, registers=128 if few_scales else 168)
 
 
 def _max_unsorted(num_experts: int) -> int:
@@ -79,7 +81,7 @@ def few_mlp(
     down_biases: Tensor | None,
     limit: float = 0.0,
     overlap: bool = False,
-    configs: tuple[FewConfig, FewConfig] | None = None,
+    configs: tuple[FewRoutesConfig, FewRoutesConfig] | None = None,
 ) -> Tensor:
     """`moe_mlp` of gated experts."""
     (T, k), E = expert_ids.shape, down.num_experts
@@ -124,7 +126,7 @@ def few_gemm(
     num_routes: int,
     routes_a_row: int,
     activation: int,
-    config: FewConfig,
+    config: FewRoutesConfig,
     limit: float = 0.0,
     overlap: bool = False,
     ids_are_known: bool = False,
