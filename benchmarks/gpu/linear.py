@@ -100,12 +100,12 @@ def sweep_bf16() -> None:
 
 def gemv_configs(M: int) -> Iterator[GemvConfig]:
     if M == 1:
-        for block_n, block_k, warps, stages in product((1, 2, 4, 8), (512, 1024, 2048), (4, 8), (1, 4, 6)):
+        for block_n, block_k, warps, ahead in product((1, 2, 4, 8), (512, 1024, 2048), (4, 8), (1, 2, 3)):
             if 512 <= block_n * block_k // warps <= 2048:
-                yield GemvConfig(block_n, block_k, warps, stages)
+                yield GemvConfig(block_n, block_k, warps, ahead)
     elif M <= MAX_GEMV_ROWS:
-        for block_n, warps, stages in product((2, 4, 8), (2, 4, 8), (1, 3)):
-            yield GemvConfig(block_n, 256 * warps, warps, stages)
+        for block_n, warps, ahead in product((2, 4, 8), (2, 4, 8), (1, 2)):
+            yield GemvConfig(block_n, 256 * warps, warps, ahead)
 
 
 # name: checks, times, sweep

@@ -14,12 +14,12 @@ from quire.ops.gpu.norm import add_rms_norm
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("N,K", [(7, 40), (30, 300)])
+@pytest.mark.parametrize("N,K,ahead", [(7, 40, 1), (30, 300, 2), (9, 384, 2), (5, 256, 3)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("M", [1, 2, 3, 4])
-def test_gemv(M: int, N: int, K: int, dtype: torch.dtype) -> None:
+def test_gemv(M: int, N: int, K: int, ahead: int, dtype: torch.dtype) -> None:
     x, w, bias = randn(M, K, dtype=dtype), randn(N, K, dtype=dtype, seed=1), randn(N, dtype=dtype, seed=2)
-    config = GemvConfig(block_n=4, block_k=128, warps=4, stages=1)
+    config = GemvConfig(block_n=4, block_k=128, warps=4, ahead=ahead)
     assert_close(linear_gemv(x, w, None, config), x, w)
     assert_close(linear_gemv(x, w, bias, config), x, w, bias)
 

@@ -25,10 +25,13 @@ MIN_SPLIT_INPUTS = 512
 MAX_SPLITS = 8
 
 # A thread loads the same columns of w and x: block_k is 256 for each warp.
-GEMV = GemvConfig(block_n=4, block_k=2048, warps=8, stages=1)  # one row or two
-GEMV_ROWS = GemvConfig(block_n=8, block_k=1024, warps=4, stages=1)  # three or four
-GEMV_ROWS_WIDE = GemvConfig(block_n=4, block_k=512, warps=2, stages=1)  # the same, where w has many rows
+GEMV = GemvConfig(block_n=4, block_k=2048, warps=8, ahead=1)  # one row or two
+GEMV_NARROW = GemvConfig(block_n=4, block_k=1024, warps=4, ahead=2)  # one row, of which 2048 would be a part that idles
+GEMV_SMALL = GemvConfig(block_n=8, block_k=1024, warps=4, ahead=2)  # one row: all programs are there at once
+GEMV_ROWS = GemvConfig(block_n=8, block_k=1024, warps=4, ahead=1)  # three or four
+GEMV_ROWS_WIDE = GemvConfig(block_n=4, block_k=512, warps=2, ahead=1)  # the same, where w has many rows
 MANY_OUTPUTS = 5000
+MAX_SMALL_WEIGHTS = 16 << 20  # of a matrix most of which programs load before x is there
 MAX_GEMV_WEIGHTS = 52 << 20  # of a matrix that three or four rows are multiplied with
 STREAM_BLOCK_K = 128  # for any number of rows: splits begin at multiples of it
 # block_m: (block_n, warps, stages)
@@ -70,15 +73,17 @@ def linear(
         return linear_stream(x, w, bias, STREAM_FP32, tickets, overlap)
     kernel = choose_kernel(M, N, K, batch_invariant)
     if kernel == LinearKernel.GEMV:
-        return linear_gemv(x, w, bias, gemv_config(M, N), overlap)
+        return linear_gemv(x, w, bias, gemv_config(M, N, K), overlap)
     if kernel == LinearKernel.STREAM:
         return linear_stream(x, w, bias, stream_config(M, all_outputs or N, K), tickets, overlap)
     return F.linear(x, w, None if bias is None else bias.to(x.dtype))
 
 
-def gemv_config(M: int, N: int) -> GemvConfig:
+def gemv_config(M: int, N: int, K: int) -> GemvConfig:
+    if M == 1 and N * K <= MAX_SMALL_WEIGHTS:
+        return GEMV_SMALL if K <= 2048 else GEMV_NARROW._replace(ahead=min(K // GEMV_NARROW.block_k, 3))
     if M <= 2:
-        return GEMV
+        return GEMV_NARROW if M == 1 and K % GEMV.block_k else GEMV
     return GEMV_ROWS_WIDE if N >= MANY_OUTPUTS else GEMV_ROWS
 
 

@@ -3,7 +3,8 @@
 
 A program of the first kernel has some rows of gate and up of one route. One of the second has some outputs of a token,
 and goes through the down rows of all its experts, so their sum is what it stores. It starts when the experts are known,
-and loads the first of their rows while the first kernel ends."""
+and loads the first of their rows while the first kernel ends. Programs ask for the next inputs before they multiply
+these, and are small enough to be on the device all at once, so that memory waits for none of them."""
 
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.activation import activate_times
+from quire.ops.gpu.linear.gemv import NEIGHBOURS
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs, wait_then_launch
 from quire.ops.opset import Activation
 
@@ -24,7 +26,7 @@ class ExpertGemvConfig(NamedTuple):
     warps: int
 
 
-GATE_UP = ExpertGemvConfig(block_n=8, block_k=512, warps=4)
+GATE_UP = ExpertGemvConfig(block_n=8, block_k=256, warps=4)
 DOWN = ExpertGemvConfig(block_n=4, block_k=128, warps=8)
 
 
@@ -121,16 +123,19 @@ def _gate_up_kernel(
     if (expert >= 0) & (expert < num_experts):
         gate_rows = w_ptr + (expert.to(tl.int64) * (2 * N) + mine)[:, None] * K
         up_rows = gate_rows + tl.cast(N, tl.int64) * K
-        gate = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-        up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-        for first in range(0, K, BLOCK_K):
-            k = first + tl.arange(0, BLOCK_K)
-            there = (k < K)[None, :]
-            gates = tl.load(gate_rows + k[None, :], mask=there, other=0.0, eviction_policy="evict_first")
-            ups = tl.load(up_rows + k[None, :], mask=there, other=0.0, eviction_policy="evict_first")
+        BY_NEIGHBOURS: tl.constexpr = (BLOCK_N, BLOCK_K // NEIGHBOURS, NEIGHBOURS)  # a thread has all of a row of them
+        gate = tl.zeros((BLOCK_N, BLOCK_K // NEIGHBOURS), tl.float32)
+        up = tl.zeros((BLOCK_N, BLOCK_K // NEIGHBOURS), tl.float32)
+        k = tl.arange(0, BLOCK_K)
+        gates = _load(gate_rows, k, K)
+        ups = _load(up_rows, k, K)
+        for _ in range(0, K, BLOCK_K):
+            next_gates = _load(gate_rows, k + BLOCK_K, K)
+            next_ups = _load(up_rows, k + BLOCK_K, K)
             x = tl.load(x_row + k, mask=k < K, other=0.0, eviction_policy="evict_last").to(tl.float32)[None, :]
-            gate += gates.to(tl.float32) * x
-            up += ups.to(tl.float32) * x
+            gate += tl.sum(tl.reshape(gates.to(tl.float32) * x, BY_NEIGHBOURS), axis=2)
+            up += tl.sum(tl.reshape(ups.to(tl.float32) * x, BY_NEIGHBOURS), axis=2)
+            gates, ups, k = next_gates, next_ups, k + BLOCK_K
         gate_sums, up_sums = tl.sum(gate, axis=1), tl.sum(up, axis=1)
         if bias_ptr is not None:
             biases = bias_ptr + expert * (2 * N) + mine
@@ -170,20 +175,33 @@ def _down_kernel(
     rows = w_ptr + (mine[:, None] + first_rows[None, :])[:, :, None] * K  # [BLOCK_N, TOP_K_PAD, 1]
     hidden_rows = hidden_ptr + routes[:, None] * K
     k = tl.arange(0, BLOCK_K)
-    there = here[:, None] & (k < K)[None, :]
-    w = tl.load(rows + k[None, None, :], mask=there[None, :, :], other=0.0, eviction_policy="evict_first")
+    w = _load_routes(rows, here, k, K)
+    next_w = _load_routes(rows, here, k + BLOCK_K, K)
     wait_for_inputs(OVERLAP)
-    x = tl.load(hidden_rows + k[None, :], mask=there, other=0.0)
-    acc = w.to(tl.float32) * x.to(tl.float32)[None, :, :]
-    for first in range(BLOCK_K, K, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
+    acc = tl.zeros((BLOCK_N, TOP_K_PAD, BLOCK_K // NEIGHBOURS), tl.float32)
+    for _ in range(0, K, BLOCK_K):
+        last_w = _load_routes(rows, here, k + 2 * BLOCK_K, K)
         there = here[:, None] & (k < K)[None, :]
-        w = tl.load(rows + k[None, None, :], mask=there[None, :, :], other=0.0, eviction_policy="evict_first")
-        x = tl.load(hidden_rows + k[None, :], mask=there, other=0.0, eviction_policy="evict_last")
-        acc += w.to(tl.float32) * x.to(tl.float32)[None, :, :]
+        x = tl.load(hidden_rows + k[None, :], mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        products = tl.reshape(w.to(tl.float32) * x[None, :, :], (BLOCK_N, TOP_K_PAD, BLOCK_K // NEIGHBOURS, NEIGHBOURS))
+        acc += tl.sum(products, axis=3)
+        w, next_w, k = next_w, last_w, k + BLOCK_K
     parts = tl.sum(acc, axis=2)
     if bias_ptr is not None:
         biases = bias_ptr + mine[:, None] + first_rows[None, :]
         parts += tl.load(biases, mask=here[None, :] & (outputs < N)[:, None], other=0.0)
     total = tl.sum(parts * weights[None, :], axis=1)
     tl.store(out_ptr + token.to(tl.int64) * N + outputs, total.to(out_ptr.dtype.element_ty), mask=outputs < N)
+
+
+@triton.jit
+def _load(rows, k, K):
+    """rows [n, 1] at k -> [n, k]"""
+    return tl.load(rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _load_routes(rows, here, k, K):
+    """rows [n, routes, 1] at k -> [n, routes, k]"""
+    there = here[:, None] & (k < K)[None, :]
+    return tl.load(rows + k[None, None, :], mask=there[None, :, :], other=0.0, eviction_policy="evict_first")
