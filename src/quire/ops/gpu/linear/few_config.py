@@ -21,7 +21,6 @@ class FewConfig(NamedTuple):
     resident: int = 2  # programs that share a multiprocessor
     registers: int = 128
     batch: int = 8  # tiles of outputs whose sums are added up together
-    cache: str = ""
 
 
 EIGHT = FewConfig()
@@ -69,7 +68,7 @@ def few_config(num_rows: int, weight: GroupedWeight) -> FewConfig | None:
     """Larger groups have few scales to apply: one row is left to integers (grouped_gemv.py), and more than eight rows
     of many outputs to the tiles of grouped_config.py."""
     form, many_tokens = few_format(weight), num_rows > TOKENS
-    if form is None:
+    if form is None or form.kind == "floats":  # the kernel computes them, too, and was not timed beside the tiles
         return None
     large_groups = form.kind == "halves" and form.group >= 64
     if large_groups and (num_rows == 1 or (many_tokens and weight.num_outputs >= MANY_OUTPUTS)):

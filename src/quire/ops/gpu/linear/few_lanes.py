@@ -30,18 +30,6 @@ def load_run(ptr, places, COUNT: gl.constexpr, FURTHER: gl.constexpr = 0):
 
 
 @gluon.jit
-def load_words(ptr, places, FURTHER: gl.constexpr, CACHE: gl.constexpr):
-    """Four words of weights, which no other lane reads"""
-    if CACHE == "evict":
-        found = gl.load(_run(ptr, places, 4) + FURTHER, eviction_policy="evict_first")
-    elif CACHE == "cg":
-        found = gl.load(_run(ptr, places, 4) + FURTHER, cache_modifier=".cg")
-    else:
-        found = gl.load(_run(ptr, places, 4) + FURTHER)
-    return _parts(found)
-
-
-@gluon.jit
 def load_present(ptr, places, present, ALL: gl.constexpr, COUNT: gl.constexpr, FURTHER: gl.constexpr = 0):
     """The same of two or four, and zeros where none is present. ALL: all are."""
     if ALL:

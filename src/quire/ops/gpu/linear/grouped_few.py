@@ -19,7 +19,6 @@ from quire.ops.gpu.linear.few_lanes import (
     append,
     load_present,
     load_run,
-    load_words,
     of_plane_sums,
     pairs_of,
     scale_of,
@@ -76,7 +75,6 @@ def few_kernel(
         CHAINED=tuple(plane_asm(plane, form.values, tokens, joined, True) for plane in planes) if chained else (),
         OPERANDS=tuple(operands(form.values, tokens, joined, chain) for chain in (False, True)),
         BATCH=config.batch,
-        CACHE=config.cache,
         EVEN=N % 16 == 0,
         WHOLE=units % config.warps == 0,
         OVERLAP=overlap,
@@ -107,7 +105,7 @@ def _rows(number, even):
 def _load_weights(
     words_ptr, high_ptr, scale_ptr, super_ptr, lane, warp, tile, step, N, units,
     KIND: gl.constexpr, SCALE_WORDS: gl.constexpr, HIGH: gl.constexpr, WARPS: gl.constexpr,
-    EVEN: gl.constexpr, WHOLE: gl.constexpr, CACHE: gl.constexpr,
+    EVEN: gl.constexpr, WHOLE: gl.constexpr,
 ):  # fmt: skip
     """A warp's unit of a step: of each of a lane's two outputs eight words, further bits, and scales. What is past the
     last unit, tile or output is multiplied with zeros or never stored."""
@@ -130,7 +128,7 @@ def _load_weights(
             chunk_place = (own_unit + all_units) * (2 * N) + row
             group_place = (own_unit + all_units) * (SCALE_WORDS * N) + row
         for half in gl.static_range(2):
-            words = words + load_words(words_ptr, place * 8 + lane % 4, 16 * half, CACHE)
+            words = words + load_run(words_ptr, place * 8 + lane % 4, 4, 16 * half)
             if HIGH > 0:
                 high = high + load_run(high_ptr, place * 8 + lane % 4, HIGH, 4 * HIGH * half)
         if KIND == "bytes":
@@ -174,7 +172,6 @@ def _few_kernel(
     CHAINED: gl.constexpr,
     OPERANDS: gl.constexpr,
     BATCH: gl.constexpr,
-    CACHE: gl.constexpr,
     EVEN: gl.constexpr,
     WHOLE: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -193,7 +190,7 @@ def _few_kernel(
     begin = gl.program_id(0)
     words, high, numbers = _load_weights(
         words_ptr, high_ptr, scale_ptr, super_ptr, lane, warp, begin, 0, N, units,
-        KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE, CACHE,
+        KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE,
     )  # fmt: skip
     if OVERLAP:
         gdc_launch_dependents()
@@ -219,21 +216,8 @@ def _few_kernel(
             next_tile, next_step = gl.where(last, tile + programs, tile), gl.where(last, 0, step + 1)
             words, high, numbers = _load_weights(
                 words_ptr, high_ptr, scale_ptr, super_ptr, lane, warp, next_tile, next_step, N, units,
-                KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE, CACHE,
+                KIND, SCALE_WORDS, HIGH, WARPS, EVEN, WHOLE,
             )  # fmt: skip
-            if CACHE == "pre":
-                far = step + 2 >= steps
-                far_tile = gl.minimum(gl.where(far, tile + programs, tile), tiles - 1)
-                far_unit = gl.where(far, step + 2 - steps, step + 2) * WARPS
-                place = (lane % 16) * units + warp + (far_tile * 16 * units + far_unit)
-                gl.inline_asm_elementwise(
-                    "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-                    "=r,l",
-                    [words_ptr + place * 32],
-                    gl.int32,
-                    is_pure=False,
-                    pack=1,
-                )
             scales_from = scale_pairs(own, lane, KIND, PER_ROW)
             sums, below = (), ()
             if KIND == "six" or KIND == "pairs":
