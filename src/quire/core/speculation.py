@@ -264,7 +264,6 @@ class Speculation:
                 self._methods[proposal.method].add_tree(run.drafts, run.parents, tokens)
         elif run or UNKNOWN not in proposal.tokens:
             rate.update(run.drafts if run else proposal.tokens, tokens)
-            rate.position_rates(self._depths[proposal.method])  # now, while the device works, for the next plan
 
     @staticmethod
     def _num_kept(seq: Sequence, sampled: SampledRow, run: Run) -> int:
