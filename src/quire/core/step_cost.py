@@ -2,9 +2,10 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # tokens; the time is linear between two
+KNOT_WIDTHS = tuple(right - left for left, right in pairwise(KNOTS))
 LEVEL_WEIGHT = 0.1  # of one step in the moving average of the level; the first steps are a plain average
 MIN_SLOPE_WEIGHT = 0.1  # of one pair of steps in a slope, when many are known
 KEPT_STEPS = 3  # that a level rests on which was learnt some time ago: contexts may be others now
@@ -33,6 +34,7 @@ class StepCostModel:
         self._log_rows = -1  # of the sequences that the level is of
         self._levels: dict[int, tuple[float, int]] = {}  # of others: the level, and its steps
         self._slopes = [0.0] * len(KNOTS)  # seconds a token, from each knot on
+        self._knot_rises = [0.0] * len(KNOTS)  # what all tokens up to a knot add
         self._weights = [0.0] * len(KNOTS)  # pairs of steps that a slope rests on; 0: it is that of a neighbour
         self._last: tuple[int, int, float] | None = None  # (tokens, rows, seconds)
 
@@ -121,7 +123,8 @@ class StepCostModel:
             if index < len(self._sizes):
                 return self._rises[index]
             return (self._level + self._rises[-1]) * num_tokens / self._sizes[-1] - self._level
-        return sum(slope * share for slope, share in zip(self._slopes, _shares(num_tokens), strict=False))
+        index = bisect_right(KNOTS, num_tokens) - 1
+        return self._knot_rises[index] + self._slopes[index] * (num_tokens - KNOTS[index])
 
     def _learn_slopes(
         self, num_tokens: int, seconds: float, num_rows: int, tokens_before: int, rows_before: int, before: float
@@ -142,6 +145,7 @@ class StepCostModel:
                 self._slopes[index] += weight * error / total
                 self._slopes[index] = min(max(self._slopes[index], 0.0), self._level)
                 self._weights[index] += pair_weight
+        self._add_up()
 
     def _spread(self) -> None:
         """Slopes that were not measured are those of the nearest to the left that was, and at most the prior: whether
@@ -152,6 +156,11 @@ class StepCostModel:
                 slope = min(self._slopes[index], self._prior * self._level)
             else:
                 self._slopes[index] = slope
+        self._add_up()
+
+    def _add_up(self) -> None:
+        rises = (slope * width for slope, width in zip(self._slopes, KNOT_WIDTHS, strict=False))
+        self._knot_rises = list(accumulate(rises, initial=0.0))
 
 
 def _shares(num_tokens: int) -> list[float]:
