@@ -11,7 +11,15 @@ from core.driven import LONG, Engine
 from fakes import ASKED_METHOD, make_drafts_free
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
 from quire.core.draft_budget import DraftBudget, chain_probabilities, host_share
-from quire.core.draft_policy import ANY_METHOD, CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
+from quire.core.draft_policy import (
+    ANY_METHOD,
+    CPU_TOKEN_COST,
+    GPU_TOKEN_COST,
+    IDLE_INTERVAL,
+    MAX_IDLE,
+    DraftMethod,
+    DraftPolicy,
+)
 from quire.core.draft_tree import UNKNOWN_PARENT
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
@@ -564,15 +572,15 @@ def test_drafts_beside_prompts_gain_what_the_larger_steps_to_come_would_not() ->
 def test_another_sequence_is_tried_each_time_where_it_misses_a_step() -> None:
     for ahead in (0, 1):
         limits = SchedulerLimits(
-            max_num_seqs=4, max_num_batched_tokens=64, block_size=4, max_model_len=64, max_queued=9
+            max_num_seqs=4, max_num_batched_tokens=64, block_size=4, max_model_len=256, max_queued=9
         )
         policy = DraftPolicy((DraftMethod(ASKED_METHOD, 3, acceptance=0.01, cost=0.05),), GPU_TOKEN_COST)
-        scheduler = Scheduler(limits, 60, ahead=ahead, drafts=policy)
+        scheduler = Scheduler(limits, 200, ahead=ahead, drafts=policy)
         for name in "abc":
-            params = SamplingParams(max_tokens=50, seed=0)
+            params = SamplingParams(max_tokens=200, seed=0)
             scheduler.add(Request(id=name, prompt_ids=[5, 6, 7], params=params, eos_ids=[]), 0.0)
         asked = []
-        for _ in range(40):
+        for _ in range(150):
             plan = scheduler.schedule()
             asked += [run.row for run in plan.runs if run.quotas]
             drafted = {run.row: [Proposal(ASKED_METHOD, [1])] for run in plan.runs if run.quotas}
@@ -580,6 +588,26 @@ def test_another_sequence_is_tried_each_time_where_it_misses_a_step() -> None:
             scheduler.update(StepOutput(plan.step, sampled))
             scheduler.record_step(plan, 1.0)
         assert len(asked) > 5 and (max(map(asked.count, asked)) < 0.5 * len(asked)) == (ahead == 1), asked
+
+
+def test_where_nothing_pays_drafts_are_looked_for_less_often() -> None:
+    """To ask takes the host time. A sequence that comes, or drafts that pay, end the rest."""
+    policy = DraftPolicy((DraftMethod(ASKED_METHOD, 3, acceptance=0.01, cost=0.5), DraftMethod("free", 3)))
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4, max_model_len=256, max_queued=9)
+    scheduler = Scheduler(limits, 200, drafts=policy)
+    asks_free: list[bool] = []
+    for number in range(60):
+        if number in (0, 40):
+            params = SamplingParams(max_tokens=200, seed=0)
+            scheduler.add(Request(id=str(number), prompt_ids=[5, 6, 7], params=params, eos_ids=[]), 0.0)
+        plan = scheduler.schedule()
+        asks_free.append(plan.runs[0].asks_free)
+        proposals = [Proposal("free", [9, 9])] if number > 50 and plan.runs[0].asks_free else []
+        sampled = [SampledRow(run.row, [9] * (1 + len(run.drafts)), proposals=proposals) for run in plan.runs]
+        scheduler.update(StepOutput(plan.step, sampled))
+        scheduler.record_step(plan, 1.0)
+    assert all(asks_free[:MAX_IDLE]) and sum(asks_free[MAX_IDLE:40]) == (40 - MAX_IDLE) // IDLE_INTERVAL, asks_free
+    assert all(asks_free[-5:]), asks_free
 
 
 def test_a_fixed_length_is_used_whatever_it_costs() -> None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 ANY_METHOD = "draft"
 CPU_TOKEN_COST = 0.4  # of one more token, as a fraction of a step of one token, until steps have been measured
+MAX_IDLE = 8  # steps in a row whose drafts did not pay, after which they are looked for less often
+IDLE_INTERVAL = 4  # steps from one time to the next: to look takes the host time
 GPU_TOKEN_COST = 0.006  # an H200: 3.8 ms for one token of Llama-3.1-8B's shape, 9.6 for 256
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
 from quire.core.draft_budget import COST_MARGIN, DraftBudget, chain_probabilities
-from quire.core.draft_policy import DraftMethod, DraftPolicy
+from quire.core.draft_policy import IDLE_INTERVAL, MAX_IDLE, DraftMethod, DraftPolicy
 from quire.core.plan import Run
 from quire.core.sequence import Sequence
 from quire.core.step_cost import StepCostModel
@@ -45,6 +45,8 @@ class DraftQuotas:
         self._allowance = 0.0  # seconds
         self._probed_step = -1
         self._mean_output = 0.0  # tokens of an answer; 0: none has ended
+        self._num_rows = 0  # of the last step
+        self._num_idle = 0  # steps in a row in which nothing paid
 
     def record_step(self, seconds: float) -> None:
         """A step has ended, which took so long."""
@@ -69,6 +71,16 @@ class DraftQuotas:
         """An answer has ended."""
         self._mean_output += (num_tokens - self._mean_output) * (0.1 if self._mean_output else 1.0)
 
+    def should_rest(self, num_rows: int, has_new: bool) -> bool:
+        """Whether nothing is asked for in this step: nothing has paid for some steps, and the sequences are the same."""
+        if has_new or num_rows != self._num_rows:
+            self._num_idle = 0
+        self._num_rows = num_rows
+        if self._num_idle <= MAX_IDLE or self._policy.per_batch_size:
+            return False
+        self._num_idle += 1
+        return self._num_idle % IDLE_INTERVAL != 0
+
     def assign(self, step: int, asked: Many[Asked], max_drafts: int, num_coming: int) -> None:
         """Set the quota of each run. `num_coming`: of sequences whose prompts come, which do not wait for drafts."""
         if not asked:
@@ -78,7 +90,8 @@ class DraftQuotas:
             counts = [self._fixed(one, fixed, max_drafts // len(asked)) for one in asked]
         else:
             counts = self._with_trees(asked, self._choose(asked, max_drafts, num_coming), max_drafts)
-            if not any(counts) and self._probed_step < 0 and self._allowance > 0.0:
+            self._num_idle = 0 if any(counts) else self._num_idle + 1
+            if not any(counts) and self._probed_step < 0 and self._allowance >= self._seconds(1):
                 self._probe(step, asked, counts)
         for one, count in zip(asked, counts, strict=True):
             if count:

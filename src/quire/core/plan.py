@@ -53,6 +53,7 @@ class Run:
     # Draft tokens that methods which are not free are to propose: of more than a method's chains have, a tree.
     quotas: dict[str, int] = field(default_factory=dict)
     num_enough: int = 0  # free draft tokens that are worth more than these; 0: none are
+    asks_free: bool = True  # whether the methods that are free propose draft tokens after this run
     state: int = -1  # of a model with state slots: the one with the state at `start`; -1: there is none yet
     states: list[tuple[int, int]] = field(default_factory=list)  # (position, slot for the state of all tokens before)
 

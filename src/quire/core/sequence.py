@@ -53,6 +53,7 @@ class Sequence:
         "num_fetches",
         "num_freed",
         "num_gained",
+        "num_idle",
         "num_indexed",
         "num_placeholders",
         "num_prefills",
@@ -108,6 +109,7 @@ class Sequence:
         self.num_remote = 0  # tokens that other engines have computed for it; they are no hits of the prefix cache
         self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
         self.proposals: list[Proposal] = []  # draft tokens that may follow the last known token
+        self.num_idle = 0  # its last runs without a draft token
         self.rates: dict[str, AcceptanceRate] = {}  # of its drafts, by method
         self.mu: float | None = None  # mirostat's, after the known tokens; None: at its start
         self.cumulative_logprob = 0.0  # of the output so far, if logprobs are requested

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance
 from quire.core.draft_budget import COST_MARGIN, DraftBudget, chain_probabilities
-from quire.core.draft_policy import DraftPolicy
+from quire.core.draft_policy import IDLE_INTERVAL, MAX_IDLE, DraftPolicy
 from quire.core.draft_quotas import Asked, DraftQuotas
 from quire.core.draft_tree import MAX_TREE_NODES, DraftTree, accepted_path, is_unknown, without_chain
 from quire.core.kv_blocks import KVBlocks
@@ -35,6 +35,7 @@ class Speculation:
             for method in policy.methods
             if not method.is_free
         ]
+        self._may_rest = not policy.synthetic and not policy.per_batch_size
         self._max_chunk = limits.max_chunk
         # Sequences, their proposals, the run that verified some of the first one, and the sampled tokens.
         self._unlearnt: list[tuple[Sequence, list[Proposal], Run | None, list[int]]] = []
@@ -75,11 +76,19 @@ class Speculation:
         return num_drafts
 
     def set_quotas(self, plan: StepPlan, num_coming: int) -> None:
-        """Say how many draft tokens are to be proposed after each run, by methods that are not free. `num_coming`: of
-        sequences whose prompts are computed in this step or the next ones"""
+        """Say how many draft tokens are to be proposed after each run, by methods that are not free, and after which
+        runs those that are free propose some. `num_coming`: of sequences whose prompts are computed in this step or the
+        next ones"""
         most = self._max_drafts(len(plan.runs), num_coming > 0)
         self.budget.step_cost.look_at(len(plan.runs))
+        if self._free and self._may_rest:
+            for run in plan.runs:
+                seq = self._rows[run.row]
+                seq.num_idle = 0 if run.drafts else seq.num_idle + 1
+                run.asks_free = seq.num_idle <= MAX_IDLE or seq.num_idle % IDLE_INTERVAL == 0
         for quotas in self._quotas:
+            if quotas.should_rest(len(plan.runs), bool(plan.admitted)):
+                continue
             asked = [one for run in plan.runs if (one := self._asked(run, plan.step, quotas)) is not None]
             quotas.assign(plan.step, asked, most, num_coming)
             if self._free:

@@ -89,8 +89,10 @@ class Proposers:
         begin = time.perf_counter()
         proposals: dict[int, list[Proposal]] = {}
         for name, proposer in self._methods:
-            counts = dict.fromkeys(known, self._free[name]) if name in self._free else {}
-            if name not in self._free:
+            counts: dict[int, int] = {}
+            if name in self._free:
+                counts = dict.fromkeys((row for row in known if runs[row].asks_free), self._free[name])
+            else:
                 for row in known:
                     run = runs[row]
                     count = run.quotas.get(name, 0)
