@@ -20,6 +20,7 @@ from quire.core.draft_policy import (
     DraftMethod,
     DraftPolicy,
 )
+from quire.core.draft_quotas import READ_ANYWAY
 from quire.core.draft_tree import UNKNOWN_PARENT
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
@@ -608,6 +609,25 @@ def test_where_nothing_pays_drafts_are_looked_for_less_often() -> None:
         scheduler.record_step(plan, 1.0)
     assert all(asks_free[:MAX_IDLE]) and sum(asks_free[MAX_IDLE:40]) == (40 - MAX_IDLE) // IDLE_INTERVAL, asks_free
     assert all(asks_free[-5:]), asks_free
+
+
+def test_a_head_reads_few_sequences_where_its_drafts_never_pay() -> None:
+    method = DraftMethod(ASKED_METHOD, 3, acceptance=0.01, cost=0.5, reads_along=True)
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4, max_model_len=256, max_queued=99)
+    scheduler = Scheduler(limits, 200, drafts=DraftPolicy((method,)))
+    read: list[bool] = []
+    for number in range(200):
+        params = SamplingParams(max_tokens=8, seed=0)
+        scheduler.add(Request(id=str(number), prompt_ids=[5, 6, 7], params=params, eos_ids=[]), 0.0)
+        while scheduler.has_work:
+            plan = scheduler.schedule()
+            read += [admission.reads_along for admission in plan.admitted]
+            unread = {admission.row for admission in plan.admitted if not admission.reads_along}
+            assert not any(run.quotas for run in plan.runs if run.row in unread)
+            scheduler.update(StepOutput(plan.step, [SampledRow(run.row, [9]) for run in plan.runs]))
+            scheduler.record_step(plan, 1.0)
+    assert all(read[:20]), "nothing is known yet"
+    assert sum(read[100:196]) == 96 // READ_ANYWAY, read
 
 
 def test_a_fixed_length_is_used_whatever_it_costs() -> None:

@@ -19,6 +19,7 @@ class DraftMethod:
     cost: float = 0.0  # seconds of one draft token, as a fraction of a step of one token; 0: it is free
     tree_nodes: int = 0  # draft tokens of a tree, which a quota of more than `max_tokens` asks for; 0: chains only
     tree_steps: tuple[int, ...] = ()  # what its own steps compute for one tree, in tokens
+    reads_along: bool = False  # it reads hidden states, which are there only while the target computes
 
     @property
     def is_free(self) -> bool:

@@ -18,6 +18,9 @@ PROBE_SHARE = 0.01  # of the time of steps
 MAX_PROBE_STEPS = 50.0  # the allowance is at most the time of so many steps of one token
 NEW_METHOD = 8  # draft tokens before more than one is asked for: until then the acceptance rate is a belief
 FEW_TRIALS = 4.0  # a sequence with fewer draft tokens is tried first
+PAYING_WEIGHT = 1 / 64  # of one step in the share of sequences whose drafts pay
+LEAST_PAYING = 0.02  # with a smaller share, a head reads few of the sequences that come
+READ_ANYWAY = 16  # one of so many
 SHORT_READ = 16  # tokens that a method may have to read before it drafts, without asking whether they pay
 
 
@@ -47,6 +50,9 @@ class DraftQuotas:
         self._mean_output = 0.0  # tokens of an answer; 0: none has ended
         self._num_rows = 0  # of the last step
         self._num_idle = 0  # steps in a row in which nothing paid
+        # By the bits of the number of sequences in a step: the share of those for which drafts pay.
+        self._paying: dict[int, float] = {}
+        self._num_left_out = 0  # since a sequence was read
 
     def record_step(self, seconds: float) -> None:
         """A step has ended, which took so long."""
@@ -72,14 +78,17 @@ class DraftQuotas:
         self._mean_output += (num_tokens - self._mean_output) * (0.1 if self._mean_output else 1.0)
 
     def should_rest(self, num_rows: int, has_new: bool) -> bool:
-        """Whether nothing is asked for in this step: nothing has paid for some steps, and the sequences are the same."""
+        """Whether nothing is asked for in this step: nothing has paid for some time, and the sequences are the same."""
         if has_new or num_rows != self._num_rows:
             self._num_idle = 0
         self._num_rows = num_rows
         if self._num_idle <= MAX_IDLE or self._policy.per_batch_size:
             return False
         self._num_idle += 1
-        return self._num_idle % IDLE_INTERVAL != 0
+        should_rest = self._num_idle % IDLE_INTERVAL != 0
+        if should_rest:
+            self._note_paying(0.0, num_rows)
+        return should_rest
 
     def assign(self, step: int, asked: Many[Asked], max_drafts: int, num_coming: int) -> None:
         """Set the quota of each run. `num_coming`: of sequences whose prompts come, which do not wait for drafts."""
@@ -91,12 +100,26 @@ class DraftQuotas:
         else:
             counts = self._with_trees(asked, self._choose(asked, max_drafts, num_coming), max_drafts)
             self._num_idle = 0 if any(counts) else self._num_idle + 1
+            self._note_paying(sum(map(bool, counts)) / len(asked), len(asked))
             if not any(counts) and self._probed_step < 0 and self._allowance >= self._seconds(1):
                 self._probe(step, asked, counts)
         for one, count in zip(asked, counts, strict=True):
             if count:
                 one.run.quotas[self.method.name] = count
                 one.rate.num_read, one.rate.asked_step = one.seq.num_known, step
+
+    def _note_paying(self, share: float, num_rows: int) -> None:
+        before = self._paying.get(num_rows.bit_length(), 1.0)
+        self._paying[num_rows.bit_length()] = before + PAYING_WEIGHT * (share - before)
+
+    def should_read(self, num_rows: int) -> bool:
+        """Whether a head reads a sequence that comes, from its start on. With so many sequences drafts may hardly ever
+        pay; what it took to read is then lost."""
+        self._num_left_out += 1
+        if self._paying.get(num_rows.bit_length(), 1.0) < LEAST_PAYING and self._num_left_out < READ_ANYWAY:
+            return False
+        self._num_left_out = 0
+        return True
 
     def _fixed(self, asked: Asked, count: int, most: int) -> int:
         """What options demand, as far as the step has room for `most` draft tokens of each sequence."""

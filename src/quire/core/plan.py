@@ -29,6 +29,7 @@ class Admission:
     adapter: int = -1  # the slot of its LoRA adapter; -1: none
     mu: float | None = None  # mirostat's, after `tokens`; None: at its start
     namespace: Namespace = ("", "", "")  # texts of one are not looked up for another
+    reads_along: bool = True  # whether heads read it while the target does: else they can never draft for it
 
 
 @dataclass(slots=True)

@@ -188,6 +188,7 @@ class Scheduler:
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
         num_coming = len(behind) + min(len(self.groups.waiting.items), self.rows.num_unreserved)  # prompts
+        num_seqs = len(plan.runs) + num_coming
         num_drafts = self.speculation.add_drafts(plan, behind, num_coming > 0) if self.speculation else 0
         budget = self._prefill_budget(len(plan.runs) + num_drafts, behind)
         num_reserved = 0  # blocks that running prompts still need: they were admitted because these were free
@@ -201,7 +202,7 @@ class Scheduler:
             first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
             self.prefill.admit(plan, budget, num_reserved, first_in_flight)
         if self.speculation:
-            self.speculation.set_quotas(plan, num_coming)
+            self.speculation.set_quotas(plan, num_coming, num_seqs)
         plan.retired = self.rows.take_retired()
         self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
         if self._ahead and self._micro_batches == 1:

@@ -75,10 +75,10 @@ class Speculation:
                 num_drafts += count
         return num_drafts
 
-    def set_quotas(self, plan: StepPlan, num_coming: int) -> None:
+    def set_quotas(self, plan: StepPlan, num_coming: int, num_seqs: int) -> None:
         """Say how many draft tokens are to be proposed after each run, by methods that are not free, and after which
         runs those that are free propose some. `num_coming`: of sequences whose prompts are computed in this step or the
-        next ones"""
+        next ones; `num_seqs`: all that decode or come"""
         most = self._max_drafts(len(plan.runs), num_coming > 0)
         self.budget.step_cost.look_at(len(plan.runs))
         if self._free and self._may_rest:
@@ -90,6 +90,8 @@ class Speculation:
             if quotas.should_rest(len(plan.runs), bool(plan.admitted)):
                 continue
             asked = [one for run in plan.runs if (one := self._asked(run, plan.step, quotas)) is not None]
+            if quotas.method.reads_along and plan.admitted:
+                asked = self._without_unread(asked, plan, quotas, num_seqs)
             quotas.assign(plan.step, asked, most, num_coming)
             if self._free:
                 for one in asked:
@@ -111,6 +113,17 @@ class Speculation:
             return None
         fits_tree = fits == method.max_tokens and 0 < method.tree_nodes < self._places(seq)
         return Asked(run, seq, rate, fits, fits_tree)
+
+    def _without_unread(self, asked: list[Asked], plan: StepPlan, quotas: DraftQuotas, num_seqs: int) -> list[Asked]:
+        """Decide which of the sequences that come are read."""
+        unread = set()
+        for admission in plan.admitted:
+            if not quotas.should_read(num_seqs):
+                admission.reads_along = False
+                seq = self._rows[admission.row]
+                self._rate(seq, quotas.method.name).ask_at = seq.group.length + 1
+                unread.add(admission.row)
+        return [one for one in asked if one.run.row not in unread]
 
     def should_wait(self, run: Run, seq: Sequence) -> bool:
         """Whether the next step leaves `seq` out, so that the step after it verifies drafts."""

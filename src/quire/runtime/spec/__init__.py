@@ -19,6 +19,7 @@ class Method:
     acceptance: float = 0.5  # of a draft token, until it is measured
     cost: float = 0.0  # of a draft token, in steps of the target, until it is measured; 0: free, and always proposed
     computes_nodes: bool = False  # its own steps compute the nodes of a tree, level by level
+    reads_along: bool = False  # it has a cache, which it fills with hidden states while the target computes them
     keys: Mapping[str, "MethodKey"] = field(default_factory=dict)  # its own
 
 
@@ -53,6 +54,7 @@ EAGLE = Method(
     acceptance=0.6,
     cost=0.1,
     computes_nodes=True,
+    reads_along=True,
     keys=ONE_RANK | TREE,
 )
 METHODS = {
@@ -85,7 +87,7 @@ METHODS = {
     "medusa": Method(
         "quire.runtime.spec.medusa", "Medusa", 3, has_model=True, has_head=True, cost=0.05, keys=ONE_RANK | TREE
     ),
-    "mtp": Method(CHAINED, "ChainedHead", 1, has_head=True, acceptance=0.7, cost=0.1, keys=ONE_RANK),
+    "mtp": Method(CHAINED, "ChainedHead", 1, has_head=True, acceptance=0.7, cost=0.1, reads_along=True, keys=ONE_RANK),
 }
 
 # Names that other engines give a method, in small letters.

@@ -117,8 +117,9 @@ class SpecConfig:
         for method in self.methods:
             table = METHODS[method.name]
             cost = model_cost if (table.has_model or table.has_head) and model_cost else table.cost
-            tree = (method.tree_nodes, method.tree_steps) if method.tree_nodes else ()
-            methods.append(DraftMethod(method.name, method.num_tokens, table.acceptance, cost, *tree))
+            told = method.name, method.num_tokens, table.acceptance, cost
+            steps = method.tree_steps if method.tree_nodes else ()
+            methods.append(DraftMethod(*told, method.tree_nodes, steps, table.reads_along))
         token_cost = GPU_TOKEN_COST if on_gpu else CPU_TOKEN_COST
         return DraftPolicy(tuple(methods), token_cost, self.per_batch_size, bool(self.synthetic_rates))
 

@@ -78,8 +78,9 @@ class HeadProposer(DraftingProposer[HeadRow]):
         return HeadRow(params, num_prompt)
 
     def admit(self, admission: Admission) -> None:
-        super().admit(admission)
         row = admission.row
+        if admission.reads_along:
+            super().admit(admission)
         self._is_drafted[row], self._num_unasked[row], self._num_read[row] = row in self._drafted, 0, -1
 
     def retire(self, row: int) -> None:
