@@ -12,8 +12,8 @@ On a machine that has nothing else to do. The speed of a rented CPU changes with
 calibrated right before and right after each workload, and predictions are the mean of both; how far these two are apart
 is the drift. On a GPU a model that is not small is calibrated once. The engine writes down what its steps took, so that
 every workload is also simulated with the speed that the machine had at each moment: what is then left of an error is
-not the machine's. The load of a workload is a share of what the simulation says can be served; how long the engine was busy
-stands beside it. Files are written after each workload, so that whatever ends a run loses nothing."""
+not the machine's. The load of a workload is a share of what the simulation says can be served; how long the engine was
+busy stands beside it. Files are written after each workload, so that whatever ends a run loses nothing."""
 
 import argparse
 import json
