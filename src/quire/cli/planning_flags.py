@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
 from quire.cli.planned_checkpoint import planned_checkpoint, takes_format
+from quire.cli.values import read_count
 from quire.engine.options import QUANTIZE
 from quire.hub import DEFAULT_MODEL, cache_dir
-from quire.ops.native.cpus import available_cpus
 
 THIS = "this"  # the name of this machine
 TP_NAMES = ("--tp", "-tp", "--tensor-parallel-size")  # the last two as `quire serve` has them
@@ -38,12 +38,12 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
     parser.add_argument("-m", "--model", metavar="MODEL", help="the same")
     parser.add_argument("--shape", metavar="NAME", help="a well-known model by its sizes, without its files")
     parser.add_argument(
-        "--format",
-        metavar="NAME",
-        help="how its weights are stored, for --shape and config.json (default: as the latter says)",
+        "--format", metavar="NAME", help="how weights are stored, of a shape or a config.json (default: as published)"
     )
     parser.add_argument("--quantization", choices=QUANTIZE, help="as `quire serve` has it")
-    parser.add_argument("--hardware", "--gpu", metavar="NAME", help="another machine than this one")
+    parser.add_argument(
+        "--hardware", "--gpu", metavar="NAME", help="another machine than this one, as `quire plan --list` names it"
+    )
     if several_degrees:
         words = "devices that share every matrix; several, as 2,4,8: a table of what each would gain"
         parser.add_argument(*TP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
@@ -108,6 +108,14 @@ def _check_draft(model: "PlannedModel", small: "PlannedModel") -> None:
         )
 
 
+def count(text: str) -> int:
+    """The value of a flag that counts tokens or requests: 32k as `quire serve` reads it."""
+    try:
+        return read_count(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
 def degrees(text: str) -> tuple[int, ...]:
     """The value of --tp or --pp: numbers with commas between them."""
     try:
@@ -156,6 +164,8 @@ def hardware_called(name: str, *, measure_again: bool = False) -> "Hardware":
 
 def warn_if_busy(flag: str, load: float | None = None) -> None:
     """`flag`: what measures again. `load`: programs that ran at the time; without it, those that run now."""
+    from quire.ops.native.cpus import available_cpus
+
     load, num_cpus = getloadavg()[0] if load is None else load, available_cpus()
     if load > 0.5 * num_cpus:
         print(

@@ -29,8 +29,8 @@ from quire.planning.plan import Plan, Setup
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.planner import make_plan
 from quire.planning.report import as_json
-from quire.planning.shape_checkpoint import shape_checkpoint
-from quire.planning.shapes import SHAPES, shape_config
+from quire.planning.shape_checkpoint import published_checkpoint
+from quire.planning.shapes import SHAPES
 from quire.planning.this_machine import machine_as_kept
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -118,11 +118,7 @@ def _model(request: PlanRequest, on_gpu: bool) -> PlannedModel:
 @lru_cache(MAX_MODELS)
 def _counted(name: str, shape: str | None, stored: str | None, quantization: str | None, on_gpu: bool) -> PlannedModel:
     """`stored`: the format of a shape, or the path of a model's files."""
-    checkpoint: Checkpoint
-    if shape is not None:
-        checkpoint = shape_checkpoint(shape_config(shape), stored)
-    else:
-        checkpoint = open_checkpoint(Path(stored or ""))
+    checkpoint: Checkpoint = published_checkpoint(shape, stored) if shape else open_checkpoint(Path(stored or ""))
     return plan_model(name, checkpoint, packing_of(checkpoint.config, on_gpu=on_gpu), quantization)
 
 

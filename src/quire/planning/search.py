@@ -40,7 +40,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < inf:
-            raise BadRequest(f"rate is {self.rate}", "it must be above 0", param="rate")
+            raise BadRequest(f"rate is {self.rate}", "it must be above 0, and finite", param="rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,21 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+# `quantization_config` of those that are not published in floats.
+_EXPERTS_IN_MXFP4 = {"quant_method": "mxfp4"}
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "gpt-oss-20b": _EXPERTS_IN_MXFP4,
+    "gpt-oss-120b": _EXPERTS_IN_MXFP4,
+    "deepseek-v3": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+}
+
+
+def published_config(name: str) -> CheckpointConfig:
+    """With `quantization_config`, where the model is published quantized."""
+    config, quantization = shape_config(name), QUANTIZED.get(name.lower())
+    return config.with_values({"quantization_config": quantization}) if quantization else config
+
+
 def shape_config(name: str) -> CheckpointConfig:
     if (values := SHAPES.get(name.lower())) is None:
         near = get_close_matches(name.lower(), SHAPES, 3, 0.4)
