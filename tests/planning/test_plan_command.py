@@ -328,3 +328,17 @@ def test_shapes_are_stored_as_they_are_published(capsys: pytest.CaptureFixture[s
     assert (
         planned_json(capsys, "--shape", "gpt-oss-20b", *GPU, "--format", "bfloat16")["memory"]["weights"] > 38 * 2**30
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        (["--kv-cache-dtype", "fp8_e4m3"], "fp8"),
+        (["-ctk", "q8_0", "-ctv", "q8_0"], "int8"),
+        (["-ctk", "f16"], "float16"),
+    ],
+)
+def test_caches_have_the_names_that_the_server_takes(
+    flags: list[str], dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert planned_json(capsys, "--shape", "llama-3.2-1b", *GPU, *flags)["kv"]["dtype"] == dtype

@@ -285,7 +285,7 @@ def _load(arguments: Namespace, model: "PlannedModel | None" = None) -> "Load":
     """`model`: the one whose positions bound it; None: several are tried."""
     from quire.planning.memory import Load
 
-    prompt, output = _lengths(arguments, model and model.config.max_length)
+    prompt, output = _lengths(arguments, None if model is None else model.config.max_length)
     context = prompt + output if arguments.context is None else arguments.context
     return Load(users=arguments.users, context=context, prompt=prompt, output=output)
 
@@ -328,16 +328,12 @@ def _search(arguments: Namespace) -> None:
         hardware = next(machine for machine in machines if machine.is_gpu == is_gpu)
         return count_model(name, hardware, format_name or None, arguments.quantization, is_shape=bool(arguments.shape))
 
-    if arguments.format:
-        formats = [arguments.format]
-    else:
-        stored = arguments.shape.lower() in QUANTIZED if arguments.shape else not takes_format(name)
-        formats = [""] if stored else None
+    stored = arguments.shape.lower() in QUANTIZED if arguments.shape else not takes_format(name)
     found = search(
         demand,
         machines,
         lambda hardware, format_name: counted(hardware.is_gpu, format_name),
-        formats=formats,
+        formats=[arguments.format] if arguments.format else [""] if stored else None,
         kv_dtype=None if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype,
         tp=arguments.tp if arguments.tp > 1 else None,
         price=arguments.price,

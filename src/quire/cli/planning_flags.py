@@ -2,6 +2,7 @@
 
 import sys
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
+from dataclasses import fields
 from math import inf
 from os import getloadavg
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from quire.cli.parser import Parser, UsageError
 from quire.cli.planned_checkpoint import planned_checkpoint, takes_format
 from quire.cli.values import read_count
-from quire.engine.options import QUANTIZE
+from quire.engine.options import QUANTIZE, EngineOptions
 from quire.hub import DEFAULT_MODEL, cache_dir
 
 THIS = "this"  # the name of this machine
@@ -49,7 +50,9 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
         parser.add_argument(*TP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
     else:
         parser.add_argument(*TP_NAMES, type=int, default=1, metavar="N", help="devices that share every matrix")
-    parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME", help="as `quire serve` has it")
+    kv = ("--kv-cache-dtype", "-ctk", "--cache-type-k", "-ctv", "--cache-type-v")
+    words = "as `quire serve` has it"
+    parser.add_argument(*kv, dest="kv_cache_dtype", type=kv_name, default="auto", metavar="NAME", help=words)
     parser.add_argument("--measure", action="store_true", help="measure this machine again")
 
 
@@ -114,6 +117,15 @@ def count(text: str) -> int:
         return read_count(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def kv_name(text: str) -> str:
+    """The value of --kv-cache-dtype, by vLLM's or llama-server's name of it, too."""
+    from quire.engine.peers.reasons import KV_TYPES
+
+    (option,) = (spec for spec in fields(EngineOptions) if spec.name == "kv_cache_dtype")
+    names: dict[str, str] = {**KV_TYPES, **option.metadata["synonyms"]}
+    return names.get(text, text)
 
 
 def degrees(text: str) -> tuple[int, ...]:
