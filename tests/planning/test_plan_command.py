@@ -342,3 +342,14 @@ def test_caches_have_the_names_that_the_server_takes(
     flags: list[str], dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert planned_json(capsys, "--shape", "llama-3.2-1b", *GPU, *flags)["kv"]["dtype"] == dtype
+
+
+def test_a_cache_that_is_less_than_its_tokens_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """4 x 4,096 tokens of 48 KiB are 768 MiB, and the cache of gpt-oss-20b 438 MiB: half of its layers have windows."""
+    flags = ["plan", "--hardware", "h100", "--users", "4", "--context", "4096"]
+    assert main([*flags, "--shape", "gpt-oss-20b"]) == 0
+    said = capsys.readouterr().out
+    assert "tokens in bfloat16, less what is behind windows" in said
+    assert "12 of 24 layers keep the last 128 tokens of it" in said
+    assert main([*flags, "--shape", "llama-3.2-1b"]) == 0
+    assert "windows" not in (said := capsys.readouterr().out) and "layers keep" not in said

@@ -205,11 +205,9 @@ def _lengths(arguments: Namespace, most: int | None = None) -> tuple[int, int]:
     """Tokens of a prompt and of an output. Where one is not given, it is the usual one, or what the context holds."""
     held = most if arguments.context is None else arguments.context
     prompt, output = arguments.prompt, arguments.output
-    if prompt is None and output is None and held is not None:
-        held = max(held, 2)
-        prompt = min(USUAL_PROMPT, held - max(1, held // 5))
     if prompt is None:
-        prompt = USUAL_PROMPT if held is None else max(1, min(USUAL_PROMPT, held - output))
+        room = held and (held * 3 // 4 if output is None else held - output)
+        prompt = USUAL_PROMPT if room is None else max(1, min(USUAL_PROMPT, room))
     if output is None:
         output = USUAL_OUTPUT if held is None else max(1, min(USUAL_OUTPUT, held - prompt))
     return prompt, output

@@ -28,8 +28,7 @@ def _memory(plan: Plan) -> list[str]:
     width = kv_bytes / max(config.kv_layers, 1) / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
     states = f" + {kv.conv.state_bytes:,} bytes of states / {kv.block_size} tokens" if kv.conv else ""
     slots = _slots(kv.states) if kv.states else ""
-    is_bounded = any(config.windows) and load.users * load.context * per_token > memory.kv_cache
-    windows = ", less what is behind windows" if is_bounded else ""
+    windows = ", less what is behind windows" if plan.behind_windows else ""
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
     parts = [f"{size / _GIB:.3f}" for size in _parts(memory)]
     return [

@@ -94,6 +94,12 @@ class Plan:
         return next(step for step in self.decode if step.shape.num_seqs == self.load.users)
 
     @property
+    def behind_windows(self) -> bool:
+        """Whether layers with windows keep less than all tokens of this load."""
+        whole = self.load.users * self.load.context * self.kv.block_bytes / self.kv.block_size
+        return any(self.model.config.windows) and whole > self.memory.kv_cache
+
+    @property
     def _one_token(self) -> StepCounter:
         return self.model.step(self.decode[0].shape, self.kv)
 

@@ -31,6 +31,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "kv": {
             "dtype": plan.kv.dtype,
             "bytes_per_token": plan.kv.block_bytes / plan.kv.block_size,
+            "behind_windows": plan.behind_windows,
             "users_by_context": dict(plan.users_by_context),
             "variants": {variant.name: variant.bytes_per_token for variant in plan.variants},
         },
@@ -127,9 +128,10 @@ def _model(plan: Plan) -> list[str]:
 
 def _memory(plan: Plan) -> list[str]:
     memory, load = plan.memory, plan.load
+    windows = ", less what is behind windows" if plan.behind_windows else ""
     rows = [
         ("weights", memory.weights, ""),
-        ("KV cache", memory.kv_cache, f"{load.users} x {load.context:,} tokens in {plan.kv.dtype}"),
+        ("KV cache", memory.kv_cache, f"{load.users} x {load.context:,} tokens in {plan.kv.dtype}{windows}"),
         ("activations", memory.activations, ""),
         ("LoRA adapters", memory.adapters, f"{plan.setup.limits.num_loras} of rank {plan.setup.limits.lora_rank}"),
         ("draft model", memory.draft, plan.draft.name if plan.draft else ""),
@@ -146,8 +148,11 @@ def _kv(plan: Plan) -> list[str]:
     variants = ", ".join(f"{v.name} {v.bytes_per_token / 1024:,.1f}" for v in plan.variants)
     users = "".join(f"  {context:>8,}" for context, _ in plan.users_by_context)
     fits = "".join(f"  {count:>8,}" for _, count in plan.users_by_context)
+    bounded = [window for window in plan.model.config.windows if window]
+    kept = f"  {len(bounded)} of {plan.model.config.layers} layers keep the last {{:,}} tokens of it"
     return [
         f"KV cache: {per_token / 1024:,.1f} KiB a token ({variants} for the same layers)",
+        *([kept.format(max(bounded))] if bounded else []),
         f"  context     {users}",
         f"  users fit   {fits}",
     ]
