@@ -278,6 +278,7 @@ def test_usual_lengths_are_no_longer_than_the_context(tmp_path: Path, capsys: py
         (["-c", "1x"], "`1x` is not a whole number"),
         (["--rate", "inf"], "and finite"),
         (["--hardware", "a100"], "a100-40gb, a100-80gb"),
+        (["--draft-head", "--num-speculative-tokens", "200000"], "llama-3.2-1b has room for 131,070"),
     ],
 )
 def test_lengths_and_rates_that_cannot_be_are_refused(
@@ -353,3 +354,14 @@ def test_a_cache_that_is_less_than_its_tokens_says_why(capsys: pytest.CaptureFix
     assert "12 of 24 layers keep the last 128 tokens of it" in said
     assert main([*flags, "--shape", "llama-3.2-1b"]) == 0
     assert "windows" not in (said := capsys.readouterr().out) and "layers keep" not in said
+
+
+def test_the_list_has_the_columns_that_the_guide_compares(capsys: pytest.CaptureFixture[str]) -> None:
+    """The guide compares bandwidth and arithmetic "in both columns", and only names were listed."""
+    assert main(["plan", "--list"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
+    assert rows["hardware"] == ["GiB", "GB/s", "TFLOP/s", "in", "8", "bits", "$/hour"]
+    assert rows["h100"] == ["79.2", "3,350", "989", "1,979", "3.00"]
+    assert rows["raspberry-pi-5"] == ["8.0", "17", "0.077", "0.307", "-"]
+    assert main(["plan", "--list", "--json"]) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)["hardware"]} >= {"l4", "l40s"}

@@ -4,7 +4,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     arguments.tp, arguments.pp = max(given), max(stages)
     is_search = arguments.slo is not None
     if arguments.list:
-        print(_known())
+        print(_list(arguments.json))
     elif arguments.calibrate:
         from quire.cli.calibrate import calibrate_target
 
@@ -147,7 +147,7 @@ def _add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="time steps of the model here (20 s) for `quire simulate`, and end"
     )
-    parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware")
+    parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware with its rates")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -349,10 +349,20 @@ def users_rate(load: "Load", slo: "Slo") -> float:
     return load.users / seconds
 
 
-def _known() -> str:
+def _list(as_json: bool) -> str:
+    """Shapes and formats by name, hardware with what decides: memory, bandwidth, arithmetic, price."""
     from quire.planning.formats import FORMATS
-    from quire.planning.hardware import HARDWARE
+    from quire.planning.hardware import GIB, HARDWARE
     from quire.planning.shapes import SHAPES
+    from quire.planning.words import figure
 
-    rows = [("shapes", list(SHAPES)), ("formats", list(FORMATS)), ("hardware", list(HARDWARE))]
-    return "\n".join(f"{name}: {', '.join(known)}" for name, known in rows)
+    if as_json:
+        rows = [asdict(row) for row in HARDWARE.values()]
+        return json.dumps({"shapes": list(SHAPES), "formats": list(FORMATS), "hardware": rows}, indent=2)
+    lines = [f"shapes: {', '.join(SHAPES)}", f"formats: {', '.join(FORMATS)}", ""]
+    lines.append(f"{'hardware':<16}{'GiB':>8}{'GB/s':>8}{'TFLOP/s':>10}{'in 8 bits':>11}{'$/hour':>9}")
+    for row in HARDWARE.values():
+        rates = f"{figure(row.flops / 1e12, 3):>10}{figure(row.flops_8bit / 1e12, 3):>11}"
+        price = f"{row.price:.2f}" if row.price else "-"
+        lines.append(f"{row.name:<16}{row.memory / GIB:>8,.1f}{row.bandwidth / 1e9:>8,.0f}{rates}{price:>9}")
+    return "\n".join(lines)

@@ -88,6 +88,8 @@ def read_draft(arguments: Namespace, model: "PlannedModel", hardware: "Hardware"
         return None
     if (num_tokens := arguments.num_speculative_tokens) < 1:
         raise UsageError(f"--num-speculative-tokens is {num_tokens}", "it must be at least 1")
+    if num_tokens > (most := model.config.max_length - 2):
+        raise UsageError(f"--num-speculative-tokens is {num_tokens:,}", f"{model.name} has room for {most:,}")
     small, name = model, arguments.draft_model
     if name:
         is_shape = name.lower() in SHAPES
