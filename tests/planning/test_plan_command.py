@@ -278,6 +278,11 @@ def test_usual_lengths_are_no_longer_than_the_context(tmp_path: Path, capsys: py
         (["-c", "1x"], "`1x` is not a whole number"),
         (["--rate", "inf"], "and finite"),
         (["--hardware", "a100"], "a100-40gb, a100-80gb"),
+        (["--slo", "ttft=1s", "--rate", "1", "--prompt", "200000"], "llama-3.2-1b has 131,072 positions"),
+        (["--slo", "ttft=1s,ttft=2s", "--rate", "1"], "slo has ttft twice"),
+        (["--slo", "ttft=1s", "--rate", "1", "--explain"], "--explain is of a single plan"),
+        (["--slo", "ttft=1s", "--rate", "1", "--pp", "2"], "--pp is of a single plan"),
+        (["--slo", "ttft=1s", "--rate", "1", "--draft-head"], "--draft-head is of a single plan"),
         (["--draft-head", "--num-speculative-tokens", "200000"], "llama-3.2-1b has room for 131,070"),
     ],
 )
@@ -365,3 +370,12 @@ def test_the_list_has_the_columns_that_the_guide_compares(capsys: pytest.Capture
     assert rows["raspberry-pi-5"] == ["8.0", "17", "0.077", "0.307", "-"]
     assert main(["plan", "--list", "--json"]) == 0
     assert {row["name"] for row in json.loads(capsys.readouterr().out)["hardware"]} >= {"l4", "l40s"}
+
+
+def test_a_search_says_one_request_and_names_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    """It said "1 requests", "1e+12 requests" and "1000 x 2 x l4"."""
+    for rate, words in (("1", "1 request a second"), ("1e12", "1,000,000,000,000 requests a second")):
+        flags = ["plan", "--shape", "llama-3.2-1b", *GPU, "--slo", "ttft=1ms", "--rate", rate]
+        assert main(flags) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(words) and " of 8 x l4, awq, KV fp8: " in said

@@ -75,6 +75,8 @@ def run(argv: Sequence[str]) -> int:
         from quire.cli.calibrate import calibrate_target
 
         print(calibrate_target(arguments))
+    elif is_search and (unused := _unused_by_search(arguments)):
+        raise UsageError(f"--slo searches configurations, and {unused} is of a single plan", "leave it out")
     elif is_search and len(given) > 1:
         raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
     elif len(stages) > 1 and (is_search or arguments.tp > 1):
@@ -88,6 +90,16 @@ def run(argv: Sequence[str]) -> int:
     else:
         _plan(arguments)
     return 0
+
+
+def _unused_by_search(arguments: Namespace) -> str:
+    """A flag that is given and would be without effect; empty: none."""
+    usual = {
+        "pp": 1, "draft_model": None, "draft_head": False, "max_loras": 0, "max_num_batched_tokens": 512,
+        "state_checkpoint_dtype": "float32", "explain": False, "tensors": False,
+    }  # fmt: skip
+    given = (name for name, value in usual.items() if getattr(arguments, name) != value)
+    return next(("--" + name.replace("_", "-") for name in given), "")
 
 
 def _add_flags(parser: Parser) -> None:

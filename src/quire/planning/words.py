@@ -1,9 +1,9 @@
 """Numbers as people read them."""
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: float, noun: str) -> str:
     """1 user, 1,000 users."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{figure(number)} {noun}{'s' * (number != 1)}"
 
 
 def figure(number: float, digits: int = 4) -> str:
