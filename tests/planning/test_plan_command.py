@@ -283,6 +283,8 @@ def test_usual_lengths_are_no_longer_than_the_context(tmp_path: Path, capsys: py
         (["--slo", "ttft=1s", "--rate", "1", "--explain"], "--explain is of a single plan"),
         (["--slo", "ttft=1s", "--rate", "1", "--pp", "2"], "--pp is of a single plan"),
         (["--slo", "ttft=1s", "--rate", "1", "--draft-head"], "--draft-head is of a single plan"),
+        (["--tp", "2,4", "--explain"], "several degrees are a table, and --explain is of a single plan"),
+        (["--pp", "2,4", "--price", "3"], "--price is of a single plan"),
         (["--draft-head", "--num-speculative-tokens", "200000"], "llama-3.2-1b has room for 131,070"),
     ],
 )

@@ -75,31 +75,34 @@ def run(argv: Sequence[str]) -> int:
         from quire.cli.calibrate import calibrate_target
 
         print(calibrate_target(arguments))
-    elif is_search and (unused := _unused_by_search(arguments)):
-        raise UsageError(f"--slo searches configurations, and {unused} is of a single plan", "leave it out")
     elif is_search and len(given) > 1:
         raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
     elif len(stages) > 1 and (is_search or arguments.tp > 1):
         raise UsageError("--pp names several numbers of devices", "leave out --slo and --tp")
-    elif len(stages) > 1:
-        _scale_stages(arguments, stages)
-    elif is_search:
-        _search(arguments)
-    elif len(given) > 1:
-        _scale(arguments, given)
+    elif is_search or len(stages) > 1 or len(given) > 1:
+        _check_unused(arguments, is_search)
+        if is_search:
+            _search(arguments)
+        elif len(stages) > 1:
+            _scale_stages(arguments, stages)
+        else:
+            _scale(arguments, given)
     else:
         _plan(arguments)
     return 0
 
 
-def _unused_by_search(arguments: Namespace) -> str:
-    """A flag that is given and would be without effect; empty: none."""
-    usual = {
-        "pp": 1, "draft_model": None, "draft_head": False, "max_loras": 0, "max_num_batched_tokens": 512,
-        "state_checkpoint_dtype": "float32", "explain": False, "tensors": False,
-    }  # fmt: skip
-    given = (name for name, value in usual.items() if getattr(arguments, name) != value)
-    return next(("--" + name.replace("_", "-") for name in given), "")
+def _check_unused(arguments: Namespace, is_search: bool) -> None:
+    """Refuse a flag that would be without effect in a search, or in a table of several degrees."""
+    usual: dict[str, object] = {"explain": False, "tensors": False, "draft_model": None, "draft_head": False}
+    if is_search:
+        usual |= {"pp": 1, "max_loras": 0, "max_num_batched_tokens": 512, "state_checkpoint_dtype": "float32"}
+    else:
+        usual |= {"rate": None, "price": None}
+    what = "--slo searches configurations" if is_search else "several degrees are a table"
+    for name, value in usual.items():
+        if getattr(arguments, name) != value:
+            raise UsageError(f"{what}, and --{name.replace('_', '-')} is of a single plan", "leave it out")
 
 
 def _add_flags(parser: Parser) -> None:
