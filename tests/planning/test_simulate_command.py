@@ -94,7 +94,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
         (["--rates", "1,-2"], "rate is -2"),
         (["--rates", ""], "write numbers with commas"),
         (["--calibrate"], "--calibrate runs the model here"),
-        (["--prompt", "200000"], "the context holds"),
+        (["--prompt", "200000"], "tokens, and the context holds 131,072\nhint: give a smaller --prompt, --output"),
         (["--max-concurrency", "0"], "--max-concurrency is 0"),
         (["--goodput", "ttft"], "write NAME:VALUE"),
         (["--goodput", "ttf:500"], "did you mean `ttft`?"),

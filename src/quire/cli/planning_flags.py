@@ -163,7 +163,7 @@ def read_hardware(arguments: Namespace) -> "Hardware":
 def hardware_called(name: str, *, measure_again: bool = False) -> "Hardware":
     from quire.planning.hardware import find_hardware
 
-    if name != THIS:
+    if name.strip().lower() != THIS:
         return find_hardware(name)
     from quire.planning.this_machine import load_while_measured, this_machine
 

@@ -108,8 +108,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         for rate, workload in workloads:
             arrivals = workload()
-            if arguments.trace:
-                check_lengths(arguments.trace, arrivals, fleet.engine.max_model_len)
+            check_lengths(arguments.trace, arrivals, fleet.engine.max_model_len)
             summary = _summary(fleet, arrivals, goals)
             if not rows and not arguments.json:
                 print(header(goals))
@@ -291,10 +290,15 @@ def read_goals(given: Sequence[str]) -> dict[str, float]:
     return {name: value / 1000 for name, value in ResultFlags(goodput=list(given)).goals.items()}
 
 
-def check_lengths(path: Path, arrivals: "list[Arrival]", most: int) -> None:
-    """Refuse a trace with a request that is longer than the model's context."""
+def check_lengths(path: Path | None, arrivals: "list[Arrival]", most: int) -> None:
+    """Refuse a request that is longer than the model's context. `path`: of the trace that it stands in."""
     for arrival in arrivals:
         if (length := len(arrival.prompt_ids) + arrival.output) > most:
+            if path is None:
+                raise UsageError(
+                    f"a request has {length:,} tokens, and the context holds {most:,}",
+                    "give a smaller --prompt, --output, --shared-prefix or --spread",
+                )
             raise UsageError(
                 f"{path}: line {arrival.line} has {length:,} tokens, and the context holds {most:,}",
                 "give a greater --max-model-len, if the model has it, or leave out longer requests",
