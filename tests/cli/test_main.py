@@ -163,3 +163,12 @@ def test_a_full_disk_is_an_error_without_a_traceback(tmp_path: Path) -> None:
 def test_a_port_that_does_not_exist_is_refused_and_no_other_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--port", "99999"]) == 2
     assert capsys.readouterr().err == "error: port is 99999\nhint: port must be at most 65535\n"
+
+
+@pytest.mark.parametrize("command", [["train-head"], ["cache", "--nope"], ["plan", "--price", "x"]])
+def test_hints_name_the_help_of_a_command_without_its_arguments(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hint was to see `quire train-head --method METHOD MODEL OUT --help`, which is no command line."""
+    assert cli.main(command) == 2
+    assert f"hint: see `quire {command[0]} --help`" in capsys.readouterr().err

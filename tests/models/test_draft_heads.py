@@ -1,5 +1,6 @@
 """Heads that draft from hidden states, beside the same in plain torch: logits, drafts, and what is refused."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -445,6 +446,15 @@ def test_a_head_that_does_not_fit_is_refused_by_name(
     with pytest.raises((BadRequest, BadCheckpoint, Unsupported), match=told) as refused:
         new_runner(make_ops(BACKENDS[-1]), tiny_model, method, write(tmp_path))
     assert isinstance(refused.value, QuireError)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa"])
+def test_a_whole_model_as_a_head_is_refused_by_what_it_is(tiny_model: Path, method: str) -> None:
+    """The missing tensors were told, and that the download might be incomplete."""
+    told = f"{method} drafts with a head, and {tiny_model.name} is a whole `LlamaForCausalLM`"
+    with pytest.raises(BadRequest, match=re.escape(told)) as refused:
+        HeadCheckpoint.open(method, str(tiny_model), open_checkpoint(tiny_model), target_config(tiny_model))
+    assert "draft_model" in refused.value.hint
 
 
 def test_a_family_without_the_layers_is_refused(tiny_model: Path) -> None:

@@ -177,3 +177,17 @@ def test_by_keyboard_on_a_phone_in_the_dark(page: Browser) -> None:
     assert "32 layers x 2 x 8 heads x 128 columns x 2 bytes = 131,072 bytes = 128.0 KiB" in formulas
     assert page.js("getComputedStyle(document.body).backgroundColor") == "rgb(23, 21, 18)"
     page.theme("light")
+
+
+def test_what_is_chosen_for_the_reader_is_what_is_planned(page: Browser) -> None:
+    """The selects said bfloat16 weights of gpt-oss, and a float16 cache on every GPU."""
+    page.js("location.hash = '#plan?shape=gpt-oss-20b&hardware=h100'")
+    page.wait(f"{TITLE} === 'gpt-oss-20b' && {ANSWERED}")
+    selected = "(name => document.querySelector(`.controls [name=${name}]`).selectedOptions[0].textContent)"
+    page.wait(f"{selected}('format') === 'mxfp4 (as published)'")
+    assert page.js(f"{selected}('kv_cache_dtype')") == "bfloat16 (auto)"
+    assert "less behind windows" in page.js("document.querySelector('.memory tr.kv_cache').textContent")
+    choose(page, "format", "bfloat16")
+    page.wait("document.querySelector('.memory tr.weights').cells[1].textContent === '39.1 GiB'")
+    choose(page, "hardware", "graviton4")
+    page.wait(f"{selected}('kv_cache_dtype') === 'float16 (auto)'")

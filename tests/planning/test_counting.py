@@ -1,5 +1,6 @@
 """Counted weights and activations are those that the engine then has."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from quire.planning.packed_bytes import GpuFormat, NativeFormat
 from quire.planning.planned_model import plan_model
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import SHAPES, shape_config
-from quire.planning.step_counter import StepCounter, StepShape, expected_experts
+from quire.planning.step_counter import StepCounter, StepShape, count_step, expected_experts
 from quire.weights.checkpoint import open_checkpoint
 
 PUBLISHED = {  # parameters, as the models' own pages or papers give them
@@ -30,6 +31,7 @@ PUBLISHED = {  # parameters, as the models' own pages or papers give them
     "llama-3.1-70b": 70_553_706_496,
     "llama-3.1-405b": 405_853_388_800,
     "qwen3-8b": 8_190_735_360,
+    "mixtral-8x7b": 46_702_792_704,
     "smollm2-135m": 134_515_008,
 }
 
@@ -149,3 +151,13 @@ def test_too_small_a_machine_and_unknown_names_are_told(capsys: pytest.CaptureFi
         (["simulate", "--shape", "llama-3.1-70b", "--hardware", "l4"], "--tp"),
     ):
         assert main(flags) == 2 and hint in capsys.readouterr().err
+
+
+def test_the_forward_pass_is_recorded_once_for_steps_of_all_shapes() -> None:
+    """A plan recorded it for each of its steps, a fifth of the time of a plan of 80 layers."""
+    model = plan_model("smollm2-135m", shape_checkpoint(shape_config("smollm2-135m")), GpuFormat())
+    kv, shapes = model.kv_spec("bfloat16"), [StepShape(1), StepShape(7, 1, 300), StepShape(2, 64, 512)]
+    alone = [count_step(model.forward, kv, shape).count for shape in shapes]
+    calls = []
+    counted = replace(model, forward=lambda ops, batch: (calls.append(1), model.forward(ops, batch)))
+    assert [counted.step(shape, kv).count for shape in shapes] == alone and len(calls) == 1

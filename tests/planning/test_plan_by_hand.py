@@ -182,3 +182,11 @@ def test_limits_are_checked() -> None:
     for name, value in (("tp", 0), ("pp", 0), ("rate", -1.0)):
         with pytest.raises(BadRequest, match=name):
             Setup(hardware=find_hardware("h100"), **{name: value})
+
+
+def test_mistral_has_no_window_since_its_second_version() -> None:
+    """The shape had v0.3's vocabulary and v0.1's window of 4,096 tokens, and an eighth of its KV cache."""
+    model = planned("mistral-7b")
+    kv = model.kv_spec("bfloat16")
+    assert not any(model.config.windows)
+    assert cache_bytes(model, kv, 1, 32768) == 4 * GIB, "32 layers x 2 x 8 heads x 128 columns x 2 bytes x 32,768"

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.hollow_files import write_llama_gguf
@@ -12,6 +14,7 @@ from benchmarks.turns import SMALL as HYBRID
 
 from quire.cli.main import main
 from quire.ops.kv_spec import StateSpec
+from quire.planning.hardware import find_hardware
 
 GPU = ["--hardware", "l4"]
 
@@ -235,3 +238,146 @@ def test_a_measurement_of_a_busy_machine_is_warned_of_whenever_it_is_used(
         assert "1000.0 programs" in capsys.readouterr().err
     assert main(["plan", "--shape", "llama-3.2-1b", "--measure"]) == 0
     assert "warning" not in capsys.readouterr().err
+
+
+def planned_json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main(["plan", *flags, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_hundred_million_users_are_planned_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The step of all users was added up user by user, which never ended."""
+    began = time.process_time()
+    found = planned_json(capsys, "--shape", "llama-3.2-1b", *GPU, "--users", "100000000")
+    assert time.process_time() - began < 10 and not found["memory"]["fits"]
+    assert found["advice"][0]["what"].startswith("serve fewer users")
+
+
+def test_a_plan_reads_counts_as_the_server_does(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--shape", "llama-3.2-1b", *GPU, "--context", "32k", "--isl", "2K", "--osl", "1k"]
+    load = planned_json(capsys, *flags)["load"]
+    assert (load["context"], load["prompt"], load["output"]) == (32000, 2048, 1000)
+
+
+def test_usual_lengths_are_no_longer_than_the_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`-c 512` planned the memory of 512 tokens and the speed of a prompt of 1,024; a model with 512 positions, a
+    context of 1,280."""
+    load = planned_json(capsys, "--shape", "llama-3.2-1b", *GPU, "-c", "512")["load"]
+    assert load["prompt"] + load["output"] == 512 == load["context"]
+    assert planned_json(capsys, "--shape", "llama-3.2-1b", *GPU, "-c", "512", "--prompt", "500")["load"]["output"] == 12
+    (tmp_path / "config.json").write_text(json.dumps({**MODELS["dense"], "max_position_embeddings": 512}))
+    assert planned_json(capsys, str(tmp_path / "config.json"), *GPU)["load"]["context"] == 512
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prompt", "200000"], "llama-3.2-1b has 131,072 positions"),
+        (["--prompt", "300", "--output", "300", "-c", "512"], "tokens are more than --context, 512"),
+        (["-c", "1x"], "`1x` is not a whole number"),
+        (["--rate", "inf"], "and finite"),
+        (["--hardware", "a100"], "a100-40gb, a100-80gb"),
+        (["--slo", "ttft=1s", "--rate", "1", "--prompt", "200000"], "llama-3.2-1b has 131,072 positions"),
+        (["--slo", "ttft=1s,ttft=2s", "--rate", "1"], "slo has ttft twice"),
+        (["--slo", "ttft=1s", "--rate", "1", "--explain"], "--explain is of a single plan"),
+        (["--slo", "ttft=1s", "--rate", "1", "--pp", "2"], "--pp is of a single plan"),
+        (["--slo", "ttft=1s", "--rate", "1", "--draft-head"], "--draft-head is of a single plan"),
+        (["--tp", "2,4", "--explain"], "several degrees are a table, and --explain is of a single plan"),
+        (["--pp", "2,4", "--price", "3"], "--price is of a single plan"),
+        (["--draft-head", "--num-speculative-tokens", "200000"], "llama-3.2-1b has room for 131,070"),
+    ],
+)
+def test_lengths_and_rates_that_cannot_be_are_refused(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--shape", "llama-3.2-1b", *GPU, *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("NVIDIA H100 80GB HBM3", "h100"), ("h200_sxm", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("L40S", "l40s"),
+     ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("AMD Instinct MI300X OAM", "mi300x")],
+)  # fmt: skip
+def test_hardware_is_found_by_the_name_that_its_driver_has(name: str, row: str) -> None:
+    assert find_hardware(name).name == row
+
+
+def test_the_experts_of_a_token_are_in_the_formulas_and_not_all_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    """A prefill of gpt-oss-20b was explained as 2 x 20.9 B parameters x 1,024 tokens = 6.33 TFLOP."""
+    assert main(["plan", "--shape", "gpt-oss-20b", "--hardware", "h100", "--explain"]) == 0
+    said = capsys.readouterr().out
+    assert "20.9 B parameters, 3.61 B of them for a token" in said
+    assert "2 x 3.03 B parameters in layers x 1,024 tokens = 6.2 + 0.127 of attention" in said
+    assert "32 x (1 - (1 - 4 / 32) ^ 1 user) = 4.0 of each layer" in said
+
+
+def test_one_user_is_no_users_and_no_figure_is_a_power_of_ten(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--shape", "llama-3.1-70b", "--hardware", "h100", "--tp", "4", "--explain"]) == 0
+    said = capsys.readouterr().out
+    assert " 1 user:" in said and "1 users" not in said
+    assert "prefill of 1,024 at 1,024   141,566" in said, "2 x 68.5 B x 1,024 and attention; it was 1.416e+05"
+    assert "with 1 user always served $" in said
+
+
+def test_a_cost_that_is_not_known_is_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--shape", "llama-3.2-1b", "--hardware", "graviton4"]
+    assert set(planned_json(capsys, *shape)["cost"].values()) == {None}
+    assert set(planned_json(capsys, *shape, "--price", "0")["cost"].values()) == {0}
+
+
+def test_shapes_are_stored_as_they_are_published(capsys: pytest.CaptureFixture[str]) -> None:
+    """gpt-oss-20b was counted in 16 bits, 39 GiB, and DeepSeek-V3 as 1,250 GiB, which no eight H200s hold."""
+    small = planned_json(capsys, "--shape", "gpt-oss-20b", "--hardware", "rtx-4090")
+    assert small["memory"]["fits"] and 12.8 < small["memory"]["weights"] / 2**30 < 15
+    large = planned_json(capsys, "--shape", "deepseek-v3", "--hardware", "h200", "--tp", "8")
+    assert large["memory"]["fits"] and large["memory"]["weights"] / 2**30 == pytest.approx(629, abs=1)
+    assert (
+        planned_json(capsys, "--shape", "gpt-oss-20b", *GPU, "--format", "bfloat16")["memory"]["weights"] > 38 * 2**30
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        (["--kv-cache-dtype", "fp8_e4m3"], "fp8"),
+        (["-ctk", "q8_0", "-ctv", "q8_0"], "int8"),
+        (["-ctk", "f16"], "float16"),
+    ],
+)
+def test_caches_have_the_names_that_the_server_takes(
+    flags: list[str], dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert planned_json(capsys, "--shape", "llama-3.2-1b", *GPU, *flags)["kv"]["dtype"] == dtype
+
+
+def test_a_cache_that_is_less_than_its_tokens_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """4 x 4,096 tokens of 48 KiB are 768 MiB, and the cache of gpt-oss-20b 438 MiB: half of its layers have windows."""
+    flags = ["plan", "--hardware", "h100", "--users", "4", "--context", "4096"]
+    assert main([*flags, "--shape", "gpt-oss-20b"]) == 0
+    said = capsys.readouterr().out
+    assert "tokens in bfloat16, less what is behind windows" in said
+    assert "12 of 24 layers keep the last 128 tokens of it" in said
+    assert main([*flags, "--shape", "llama-3.2-1b"]) == 0
+    assert "windows" not in (said := capsys.readouterr().out) and "layers keep" not in said
+
+
+def test_the_list_has_the_columns_that_the_guide_compares(capsys: pytest.CaptureFixture[str]) -> None:
+    """The guide compares bandwidth and arithmetic "in both columns", and only names were listed."""
+    assert main(["plan", "--list"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
+    assert rows["hardware"] == ["GiB", "GB/s", "TFLOP/s", "in", "8", "bits", "$/hour"]
+    assert rows["h100"] == ["79.2", "3,350", "989", "1,979", "3.00"]
+    assert rows["raspberry-pi-5"] == ["8.0", "17", "0.077", "0.307", "-"]
+    assert main(["plan", "--list", "--json"]) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)["hardware"]} >= {"l4", "l40s"}
+
+
+def test_a_search_says_one_request_and_names_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    """It said "1 requests", "1e+12 requests" and "1000 x 2 x l4"."""
+    for rate, words in (("1", "1 request a second"), ("1e12", "1,000,000,000,000 requests a second")):
+        flags = ["plan", "--shape", "llama-3.2-1b", *GPU, "--slo", "ttft=1ms", "--rate", rate]
+        assert main(flags) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(words) and " of 8 x l4, awq, KV fp8: " in said

@@ -79,6 +79,10 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
         (["--svg", "nowhere/load.svg"], "there is no folder to put nowhere/load.svg into"),
         (["--svg", "load.png"], "write load.svg"),
         (["--rates", "1,inf", "--svg", "load.svg"], "a rate is inf"),
+        (["--svg", "."], ". is a folder"),
+        (["--rate", "1", "--rates", "1,2"], "--rate and --rates are given"),
+        (["--num-prompts", "100m"], "at most 10,000,000"),
+        (["--output", "1x"], "`1x` is not a whole number"),
         (["--trace", "missing.jsonl"], "missing.jsonl cannot be read"),
         (["--num-speculative-tokens", "3"], "--acceptance 0.7"),
         (["--num-speculative-tokens", "3", "--acceptance", "2"], "acceptance is 2.0"),
@@ -90,7 +94,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
         (["--rates", "1,-2"], "rate is -2"),
         (["--rates", ""], "write numbers with commas"),
         (["--calibrate"], "--calibrate runs the model here"),
-        (["--prompt", "200000"], "the context holds"),
+        (["--prompt", "200000"], "tokens, and the context holds 131,072\nhint: give a smaller --prompt, --output"),
         (["--max-concurrency", "0"], "--max-concurrency is 0"),
         (["--goodput", "ttft"], "write NAME:VALUE"),
         (["--goodput", "ttf:500"], "did you mean `ttft`?"),
@@ -129,7 +133,9 @@ def test_a_trace_is_simulated_at_its_own_rate(tmp_path: Path, capsys: pytest.Cap
     lines = [{"timestamp": 0.1 * i, "input_length": 50, "output_length": 10} for i in range(40)]
     (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert main([*TARGET, "--trace", str(tmp_path / "trace.jsonl"), "--json"]) == 0
-    (load,) = json.loads(capsys.readouterr().out)["loads"]
+    printed = capsys.readouterr()
+    assert "no effect: --num-requests, --prompt; the requests are those of" in printed.err
+    (load,) = json.loads(printed.out)["loads"]
     assert load["num_requests"] == 40 and load["rate"] == pytest.approx(10, rel=0.1)
 
 

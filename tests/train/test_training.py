@@ -188,6 +188,12 @@ def test_what_cannot_be_trained_is_refused_before_the_work(
     assert not (tmp_path / "head").exists() and not list(tmp_path.glob("head.partial/*.jsonl"))
 
 
+def test_a_file_without_prompts_is_refused_in_a_sentence(counting_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(TrainError, match="gives 0 texts"):
+        train(counting_model, tmp_path / "head", replace(SMALL, data=str(tmp_path / "empty.jsonl")))
+
+
 def test_an_output_that_exists_is_not_overwritten(counting_model: Path, tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "notes.txt").write_text("mine")

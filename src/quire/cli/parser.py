@@ -1,10 +1,13 @@
 """argparse that raises `UsageError`s, and names the nearest flag for an unknown one."""
 
 import argparse
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from quire.core.errors import QuireError
+
+_NO_NAME = re.compile(r" (?=\[|--|[A-Z])")  # where a command's arguments begin
 
 
 class UsageError(QuireError):
@@ -19,7 +22,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str, examples: str, *, intermixed: bool = False) -> None:
         super().__init__(
-            prog=f"quire {command.partition(' [')[0]}",
+            prog=f"quire {_NO_NAME.split(command, maxsplit=1)[0]}",
             usage=f"quire {command} [flags]",
             description=description,
             epilog=f"examples:\n{examples}",

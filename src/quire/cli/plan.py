@@ -4,7 +4,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from quire.cli.planning_flags import (
     add_target_flags,
     check_degrees,
     check_price,
+    count,
     count_model,
     degrees,
     hardware_called,
@@ -26,6 +27,7 @@ from quire.cli.planning_flags import (
     take_named,
 )
 from quire.hub import DEFAULT_MODEL
+from quire.planning.words import counted
 
 if TYPE_CHECKING:
     from quire.ops.kv_spec import KVSpec
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from quire.planning.slo import Slo
 
 DRAFT_TOKENS = 4  # of a step, where nothing is said
+USUAL_PROMPT, USUAL_OUTPUT = 1024, 256  # tokens
 USUAL_TPOT = 0.05  # seconds: 20 tokens a second are faster than people read
 EXAMPLES = """\
   quire plan                                                 the default model on this machine
@@ -67,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     arguments.tp, arguments.pp = max(given), max(stages)
     is_search = arguments.slo is not None
     if arguments.list:
-        print(_known())
+        print(_list(arguments.json))
     elif arguments.calibrate:
         from quire.cli.calibrate import calibrate_target
 
@@ -76,15 +79,30 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
     elif len(stages) > 1 and (is_search or arguments.tp > 1):
         raise UsageError("--pp names several numbers of devices", "leave out --slo and --tp")
-    elif len(stages) > 1:
-        _scale_stages(arguments, stages)
-    elif is_search:
-        _search(arguments)
-    elif len(given) > 1:
-        _scale(arguments, given)
+    elif is_search or len(stages) > 1 or len(given) > 1:
+        _check_unused(arguments, is_search)
+        if is_search:
+            _search(arguments)
+        elif len(stages) > 1:
+            _scale_stages(arguments, stages)
+        else:
+            _scale(arguments, given)
     else:
         _plan(arguments)
     return 0
+
+
+def _check_unused(arguments: Namespace, is_search: bool) -> None:
+    """Refuse a flag that would be without effect in a search, or in a table of several degrees."""
+    usual: dict[str, object] = {"explain": False, "tensors": False, "draft_model": None, "draft_head": False}
+    if is_search:
+        usual |= {"pp": 1, "max_loras": 0, "max_num_batched_tokens": 512, "state_checkpoint_dtype": "float32"}
+    else:
+        usual |= {"rate": None, "price": None}
+    what = "--slo searches configurations" if is_search else "several degrees are a table"
+    for name, value in usual.items():
+        if getattr(arguments, name) != value:
+            raise UsageError(f"{what}, and --{name.replace('_', '-')} is of a single plan", "leave it out")
 
 
 def _add_flags(parser: Parser) -> None:
@@ -94,21 +112,36 @@ def _add_flags(parser: Parser) -> None:
     load = parser.add_argument_group("load")
     users, context = ("--users", "--max-num-seqs", "-np", "--parallel"), ("--context", "--max-model-len", "-c")
     load.add_argument(
-        *users, dest="users", type=int, default=1, metavar="N", help="requests in flight at once (default: 1)"
+        *users, dest="users", type=count, default=1, metavar="N", help="requests in flight at once (default: 1)"
     )
     load.add_argument(
-        *context, "--ctx-size", dest="context", type=int, metavar="N",
+        *context, "--ctx-size", dest="context", type=count, metavar="N",
         help="tokens of a user at most (default: prompt and output)",
     )  # fmt: skip
-    load.add_argument("--prompt", type=int, default=1024, metavar="N", help="tokens of a prompt (default: 1024)")
-    load.add_argument("--output", type=int, default=256, metavar="N", help="tokens of an output (default: 256)")
+    shorter = "or what fits, where the context is shorter"
+    load.add_argument(
+        "--prompt",
+        "--isl",
+        dest="prompt",
+        type=count,
+        metavar="N",
+        help=f"tokens of a prompt (default: 1024, {shorter})",
+    )
+    load.add_argument(
+        "--output",
+        "--osl",
+        dest="output",
+        type=count,
+        metavar="N",
+        help=f"tokens of an output (default: 256, {shorter})",
+    )
     load.add_argument("--rate", type=float, metavar="R", help="requests a second that are to be served")
     load.add_argument(
         "--slo", metavar="LIMITS", help="search what serves --rate (or --users) within ttft=500ms,tpot=40ms,e2e=10s"
     )
     engine = parser.add_argument_group("engine")
     engine.add_argument(
-        "--max-num-batched-tokens", type=int, default=512, metavar="N", help="as `quire serve` has it (default: 512)"
+        "--max-num-batched-tokens", type=count, default=512, metavar="N", help="as `quire serve` has it (default: 512)"
     )
     engine.add_argument(
         "--gpu-memory-utilization", type=float, metavar="X", help="share of a GPU's memory that is taken (default: 0.9)"
@@ -129,7 +162,7 @@ def _add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="time steps of the model here (20 s) for `quire simulate`, and end"
     )
-    parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware")
+    parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware with its rates")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -164,9 +197,35 @@ def _own_share(arguments: Namespace, hardware: "Hardware") -> "Hardware":
 
 
 def _check_context(arguments: Namespace, model: "PlannedModel") -> None:
+    """Refuse what is longer than the model's positions, or than --context."""
     asked, most = arguments.context, model.config.max_length
+    if asked is not None and asked < 1:
+        return  # as any other count: `Load` says so
     if asked is not None and asked > most:
         raise UsageError(f"--context is {asked:,}, and {model.name} has {most:,} positions", f"give at most {most}")
+    prompt, output = _lengths(arguments, most)
+    if asked is not None and prompt + output > asked:
+        raise UsageError(
+            f"a prompt of {prompt:,} and an output of {output:,} tokens are more than --context, {asked:,}",
+            "give a shorter --prompt or --output, or leave out --context",
+        )
+    if prompt + output > most:
+        raise UsageError(
+            f"a prompt of {prompt:,} and an output of {output:,} tokens, and {model.name} has {most:,} positions",
+            "give a shorter --prompt or --output",
+        )
+
+
+def _lengths(arguments: Namespace, most: int | None = None) -> tuple[int, int]:
+    """Tokens of a prompt and of an output. Where one is not given, it is the usual one, or what the context holds."""
+    held = most if arguments.context is None else arguments.context
+    prompt, output = arguments.prompt, arguments.output
+    if prompt is None:
+        room = held and (held * 3 // 4 if output is None else held - output)
+        prompt = USUAL_PROMPT if room is None else max(1, min(USUAL_PROMPT, room))
+    if output is None:
+        output = USUAL_OUTPUT if held is None else max(1, min(USUAL_OUTPUT, held - prompt))
+    return prompt, output
 
 
 def _plan(arguments: Namespace) -> None:
@@ -181,7 +240,7 @@ def _plan(arguments: Namespace) -> None:
     setup = _setup(arguments, hardware)
     draft = read_draft(arguments, model, hardware)
     kv = _kv_spec(model, arguments, hardware, drafts=draft is not None)
-    plan = make_plan(model, kv, _load(arguments), setup, draft)
+    plan = make_plan(model, kv, _load(arguments, model), setup, draft)
     if arguments.json:
         print(json.dumps(as_json(plan), indent=2))
         return
@@ -215,7 +274,7 @@ def _scale(arguments: Namespace, given: Sequence[int]) -> None:
     hardware = _own_share(arguments, read_hardware(arguments))
     model = read_model(arguments, hardware)
     _check_context(arguments, model)
-    kv, load = _kv_spec(model, arguments, hardware), _load(arguments)
+    kv, load = _kv_spec(model, arguments, hardware), _load(arguments, model)
     setups = [replace(_setup(arguments, hardware), tp=tp) for tp in sorted({1, *given})]
     found = scaling([make_plan(model, kv, load, setup) for setup in setups])
     print(json.dumps({"scaling": as_json(found)}, indent=2) if arguments.json else as_text(found))
@@ -230,16 +289,18 @@ def _scale_stages(arguments: Namespace, given: Sequence[int]) -> None:
     model = read_model(arguments, hardware)
     _check_context(arguments, model)
     setup = _setup(arguments, hardware)  # the largest number: refused where there is one device
-    one = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments), replace(setup, pp=1))
+    one = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments, model), replace(setup, pp=1))
     found = stage_scaling(one, sorted({1, *given}))
     print(json.dumps({"scaling": as_json(found)}, indent=2) if arguments.json else as_text(found))
 
 
-def _load(arguments: Namespace) -> "Load":
+def _load(arguments: Namespace, model: "PlannedModel | None" = None) -> "Load":
+    """`model`: the one whose positions bound it; None: several are tried."""
     from quire.planning.memory import Load
 
-    context = arguments.prompt + arguments.output if arguments.context is None else arguments.context
-    return Load(users=arguments.users, context=context, prompt=arguments.prompt, output=arguments.output)
+    prompt, output = _lengths(arguments, None if model is None else model.config.max_length)
+    context = prompt + output if arguments.context is None else arguments.context
+    return Load(users=arguments.users, context=context, prompt=prompt, output=output)
 
 
 def _limits(arguments: Namespace, hardware: "Hardware") -> "EngineLimits":
@@ -257,6 +318,7 @@ def _search(arguments: Namespace) -> None:
     from quire.planning.hardware import HARDWARE
     from quire.planning.search import Demand, search
     from quire.planning.search_report import as_json, as_text
+    from quire.planning.shapes import QUANTIZED
     from quire.planning.slo import read_slo
 
     slo = read_slo(arguments.slo)
@@ -279,11 +341,12 @@ def _search(arguments: Namespace) -> None:
         hardware = next(machine for machine in machines if machine.is_gpu == is_gpu)
         return count_model(name, hardware, format_name or None, arguments.quantization, is_shape=bool(arguments.shape))
 
+    stored = arguments.shape.lower() in QUANTIZED if arguments.shape else not takes_format(name)
     found = search(
         demand,
         machines,
         lambda hardware, format_name: counted(hardware.is_gpu, format_name),
-        formats=[arguments.format] if arguments.format else None if arguments.shape or takes_format(name) else [""],
+        formats=[arguments.format] if arguments.format else [""] if stored else None,
         kv_dtype=None if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype,
         tp=arguments.tp if arguments.tp > 1 else None,
         price=arguments.price,
@@ -295,16 +358,26 @@ def users_rate(load: "Load", slo: "Slo") -> float:
     """Requests a second of users who each send the next when they have an answer, just within the limits."""
     limits = slo.limits
     if "e2e" not in limits and "tpot" not in limits:
-        words = f"{load.users} users: an answer is taken to come at {1 / USUAL_TPOT:g} tokens a second (or give tpot)"
-        print(words, file=sys.stderr)
+        users, rate = counted(load.users, "user"), f"{1 / USUAL_TPOT:g} tokens a second"
+        print(f"{users}: an answer is taken to come at {rate} (or give tpot)", file=sys.stderr)
     seconds = limits.get("e2e") or limits.get("ttft", 0.0) + load.output * limits.get("tpot", USUAL_TPOT)
     return load.users / seconds
 
 
-def _known() -> str:
+def _list(as_json: bool) -> str:
+    """Shapes and formats by name, hardware with what decides: memory, bandwidth, arithmetic, price."""
     from quire.planning.formats import FORMATS
-    from quire.planning.hardware import HARDWARE
+    from quire.planning.hardware import GIB, HARDWARE
     from quire.planning.shapes import SHAPES
+    from quire.planning.words import figure
 
-    rows = [("shapes", list(SHAPES)), ("formats", list(FORMATS)), ("hardware", list(HARDWARE))]
-    return "\n".join(f"{name}: {', '.join(known)}" for name, known in rows)
+    if as_json:
+        rows = [asdict(row) for row in HARDWARE.values()]
+        return json.dumps({"shapes": list(SHAPES), "formats": list(FORMATS), "hardware": rows}, indent=2)
+    lines = [f"shapes: {', '.join(SHAPES)}", f"formats: {', '.join(FORMATS)}", ""]
+    lines.append(f"{'hardware':<16}{'GiB':>8}{'GB/s':>8}{'TFLOP/s':>10}{'in 8 bits':>11}{'$/hour':>9}")
+    for row in HARDWARE.values():
+        rates = f"{figure(row.flops / 1e12, 3):>10}{figure(row.flops_8bit / 1e12, 3):>11}"
+        price = f"{row.price:.2f}" if row.price else "-"
+        lines.append(f"{row.name:<16}{row.memory / GIB:>8,.1f}{row.bandwidth / 1e9:>8,.0f}{rates}{price:>9}")
+    return "\n".join(lines)

@@ -42,12 +42,16 @@ def planned_checkpoint(name: str, format_name: str | None, is_shape: bool, folde
     """-> its tensors, by their shapes at least, and a short name. `folder`: for the headers of files that are not
     here."""
     from quire.hub.hollow import remote_repo, write_hollow
-    from quire.planning.shape_checkpoint import shape_checkpoint
-    from quire.planning.shapes import shape_config
+    from quire.planning.shape_checkpoint import published_checkpoint
+    from quire.planning.shapes import QUANTIZED
     from quire.weights.checkpoint import open_checkpoint
 
     if is_shape:
-        return shape_checkpoint(shape_config(name), format_name), name
+        if not format_name and (quantization := QUANTIZED.get(name.lower())):
+            print(
+                f"counted as it is published: {quantization['quant_method']}; --format counts another", file=sys.stderr
+            )
+        return published_checkpoint(name, format_name), name
     if (directory := config_directory(name)) is not None:
         return _by_config(directory, format_name), directory.resolve().name
     if format_name:

@@ -2,6 +2,7 @@
 
 import sys
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
+from dataclasses import fields
 from math import inf
 from os import getloadavg
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
 from quire.cli.planned_checkpoint import planned_checkpoint, takes_format
-from quire.engine.options import QUANTIZE
+from quire.cli.values import read_count
+from quire.engine.options import QUANTIZE, EngineOptions
 from quire.hub import DEFAULT_MODEL, cache_dir
-from quire.ops.native.cpus import available_cpus
 
 THIS = "this"  # the name of this machine
 TP_NAMES = ("--tp", "-tp", "--tensor-parallel-size")  # the last two as `quire serve` has them
@@ -38,18 +39,20 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
     parser.add_argument("-m", "--model", metavar="MODEL", help="the same")
     parser.add_argument("--shape", metavar="NAME", help="a well-known model by its sizes, without its files")
     parser.add_argument(
-        "--format",
-        metavar="NAME",
-        help="how its weights are stored, for --shape and config.json (default: as the latter says)",
+        "--format", metavar="NAME", help="how weights are stored, of a shape or a config.json (default: as published)"
     )
     parser.add_argument("--quantization", choices=QUANTIZE, help="as `quire serve` has it")
-    parser.add_argument("--hardware", "--gpu", metavar="NAME", help="another machine than this one")
+    parser.add_argument(
+        "--hardware", "--gpu", metavar="NAME", help="another machine than this one, as `quire plan --list` names it"
+    )
     if several_degrees:
         words = "devices that share every matrix; several, as 2,4,8: a table of what each would gain"
         parser.add_argument(*TP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
     else:
         parser.add_argument(*TP_NAMES, type=int, default=1, metavar="N", help="devices that share every matrix")
-    parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME", help="as `quire serve` has it")
+    kv = ("--kv-cache-dtype", "-ctk", "--cache-type-k", "-ctv", "--cache-type-v")
+    words = "as `quire serve` has it"
+    parser.add_argument(*kv, dest="kv_cache_dtype", type=kv_name, default="auto", metavar="NAME", help=words)
     parser.add_argument("--measure", action="store_true", help="measure this machine again")
 
 
@@ -85,6 +88,8 @@ def read_draft(arguments: Namespace, model: "PlannedModel", hardware: "Hardware"
         return None
     if (num_tokens := arguments.num_speculative_tokens) < 1:
         raise UsageError(f"--num-speculative-tokens is {num_tokens}", "it must be at least 1")
+    if num_tokens > (most := model.config.max_length - 2):
+        raise UsageError(f"--num-speculative-tokens is {num_tokens:,}", f"{model.name} has room for {most:,}")
     small, name = model, arguments.draft_model
     if name:
         is_shape = name.lower() in SHAPES
@@ -106,6 +111,23 @@ def _check_draft(model: "PlannedModel", small: "PlannedModel") -> None:
             f"{small.name} has states, which cannot take rejected drafts back",
             "draft with a model that has attention in all layers",
         )
+
+
+def count(text: str) -> int:
+    """The value of a flag that counts tokens or requests: 32k as `quire serve` reads it."""
+    try:
+        return read_count(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def kv_name(text: str) -> str:
+    """The value of --kv-cache-dtype, by vLLM's or llama-server's name of it, too."""
+    from quire.engine.peers.reasons import KV_TYPES
+
+    (option,) = (spec for spec in fields(EngineOptions) if spec.name == "kv_cache_dtype")
+    names: dict[str, str] = {**KV_TYPES, **option.metadata["synonyms"]}
+    return names.get(text, text)
 
 
 def degrees(text: str) -> tuple[int, ...]:
@@ -141,7 +163,7 @@ def read_hardware(arguments: Namespace) -> "Hardware":
 def hardware_called(name: str, *, measure_again: bool = False) -> "Hardware":
     from quire.planning.hardware import find_hardware
 
-    if name != THIS:
+    if name.strip().lower() != THIS:
         return find_hardware(name)
     from quire.planning.this_machine import load_while_measured, this_machine
 
@@ -156,6 +178,8 @@ def hardware_called(name: str, *, measure_again: bool = False) -> "Hardware":
 
 def warn_if_busy(flag: str, load: float | None = None) -> None:
     """`flag`: what measures again. `load`: programs that ran at the time; without it, those that run now."""
+    from quire.ops.native.cpus import available_cpus
+
     load, num_cpus = getloadavg()[0] if load is None else load, available_cpus()
     if load > 0.5 * num_cpus:
         print(

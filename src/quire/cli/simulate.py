@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
@@ -16,6 +16,7 @@ from quire.cli.planning_flags import (
     add_draft_flags,
     add_target_flags,
     check_price,
+    count,
     read_draft,
     read_hardware,
     read_model,
@@ -59,19 +60,19 @@ ENGINE = (
 
 
 # Fields of WorkloadSpec: what they are read as, the default, and words.
-WORKLOAD: dict[str, tuple[type, float, str, str]] = {
-    "rate": (float, 1.0, "R", "requests a second (inf: all at once)"),
-    "num_requests": (int, 200, "N", "(default: 200)"),
-    "prompt": (int, 512, "N", "tokens of a prompt (default: 512)"),
-    "output": (int, 128, "N", "tokens of an output (default: 128)"),
+WORKLOAD: dict[str, tuple[Callable[[str], float], float, str, str]] = {
+    "rate": (float, 1.0, "R", "requests a second (default: 1; inf: all at once)"),
+    "num_requests": (count, 200, "N", "(default: 200)"),
+    "prompt": (count, 512, "N", "tokens of a prompt (default: 512)"),
+    "output": (count, 128, "N", "tokens of an output (default: 128)"),
     "spread": (float, 0.5, "S", "lengths vary by this share (0.5)"),
-    "shared_prefix": (int, 0, "N", "tokens that prompts begin with"),
-    "num_prefixes": (int, 1, "N", "different ones (default: 1)"),
-    "turns": (int, 1, "N", "of a conversation: each follows the answer before (1)"),
+    "shared_prefix": (count, 0, "N", "tokens that prompts begin with"),
+    "num_prefixes": (count, 1, "N", "different ones (default: 1)"),
+    "turns": (count, 1, "N", "of a conversation: each follows the answer before (1)"),
     "think_seconds": (float, 5.0, "S", "from an answer to the next turn (default: 5)"),
-    "burst": (int, 1, "N", "requests that come together (default: 1)"),
-    "priorities": (int, 1, "N", "levels of priority (default: 1)"),
-    "seed": (int, 0, "N", "of the workload"),
+    "burst": (count, 1, "N", "requests that come together (default: 1)"),
+    "priorities": (count, 1, "N", "levels of priority (default: 1)"),
+    "seed": (count, 0, "N", "of the workload"),
 }
 # The same in `quire bench serve`: the command that measures what this one predicts.
 SYNONYMS = {
@@ -107,8 +108,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         for rate, workload in workloads:
             arrivals = workload()
-            if arguments.trace:
-                check_lengths(arguments.trace, arrivals, fleet.engine.max_model_len)
+            check_lengths(arguments.trace, arrivals, fleet.engine.max_model_len)
             summary = _summary(fleet, arrivals, goals)
             if not rows and not arguments.json:
                 print(header(goals))
@@ -144,9 +144,9 @@ def _parser() -> Parser:
     )
     add_target_flags(parser)
     workload = parser.add_argument_group("workload")
-    for name, (kind, default, metavar, words) in WORKLOAD.items():
+    for name, (kind, _, metavar, words) in WORKLOAD.items():
         names = ("--" + name.replace("_", "-"), *SYNONYMS.get(name, ()))
-        workload.add_argument(*names, dest=name, type=kind, default=default, metavar=metavar, help=words)
+        workload.add_argument(*names, dest=name, type=kind, metavar=metavar, help=words)
     workload.add_argument("--rates", metavar="R,R,...", help="several rates, one row each")
     workload.add_argument(
         "--max-concurrency", type=int, metavar="N", help="requests in flight at most; others wait at their clients"
@@ -290,10 +290,15 @@ def read_goals(given: Sequence[str]) -> dict[str, float]:
     return {name: value / 1000 for name, value in ResultFlags(goodput=list(given)).goals.items()}
 
 
-def check_lengths(path: Path, arrivals: "list[Arrival]", most: int) -> None:
-    """Refuse a trace with a request that is longer than the model's context."""
+def check_lengths(path: Path | None, arrivals: "list[Arrival]", most: int) -> None:
+    """Refuse a request that is longer than the model's context. `path`: of the trace that it stands in."""
     for arrival in arrivals:
         if (length := len(arrival.prompt_ids) + arrival.output) > most:
+            if path is None:
+                raise UsageError(
+                    f"a request has {length:,} tokens, and the context holds {most:,}",
+                    "give a smaller --prompt, --output, --shared-prefix or --spread",
+                )
             raise UsageError(
                 f"{path}: line {arrival.line} has {length:,} tokens, and the context holds {most:,}",
                 "give a greater --max-model-len, if the model has it, or leave out longer requests",
@@ -321,7 +326,9 @@ def _check_picture(arguments: Namespace, rates: list[float]) -> None:
 
 def _rates(arguments: Namespace) -> list[float]:
     if arguments.rates is None:
-        return [arguments.rate]
+        return [WORKLOAD["rate"][1] if arguments.rate is None else arguments.rate]
+    if arguments.rate is not None:
+        raise UsageError("--rate and --rates are given", "give one of them")
     if arguments.trace:
         raise UsageError("--rates and --trace are given", "a trace has its own rate")
     try:
@@ -334,8 +341,12 @@ def _workload(arguments: Namespace, rate: float) -> "Callable[[], list[Arrival]]
     """What makes the arrivals. A wrong workload is refused here, before anything is simulated."""
     from quire.planning.workload import WorkloadSpec, generate, read_trace
 
+    given = {name: getattr(arguments, name) for name in WORKLOAD if getattr(arguments, name) is not None}
     if arguments.trace:
+        if given:
+            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            print(f"no effect: {flags}; the requests are those of {arguments.trace}", file=sys.stderr)
         arrivals = read_trace(arguments.trace)
         return lambda: arrivals
-    given = {spec.name: getattr(arguments, spec.name) for spec in fields(WorkloadSpec) if spec.name != "rate"}
-    return partial(generate, WorkloadSpec(rate=rate, **given))
+    usual: dict[str, Any] = {name: default for name, (_, default, *_) in WORKLOAD.items()}
+    return partial(generate, WorkloadSpec(**{**usual, **given, "rate": rate}))

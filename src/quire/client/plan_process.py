@@ -29,8 +29,8 @@ from quire.planning.plan import Plan, Setup
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.planner import make_plan
 from quire.planning.report import as_json
-from quire.planning.shape_checkpoint import shape_checkpoint
-from quire.planning.shapes import SHAPES, shape_config
+from quire.planning.shape_checkpoint import published_checkpoint
+from quire.planning.shapes import QUANTIZED, SHAPES
 from quire.planning.this_machine import machine_as_kept
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -73,7 +73,7 @@ def plan_reply(request: PlanRequest) -> dict[str, Any]:
     reply["kv"]["attention"] = _attention(model)
     if reply["cost"] is not None:
         reply["cost"]["source"] = PRICE_SOURCE if request.price is None and hardware.price else None
-    return {**(_memory_only(reply) if note else reply), "known": _known()}
+    return {**(_memory_only(reply) if note else reply), "known": _known(request)}
 
 
 def _plan(request: PlanRequest, model: PlannedModel, kv: KVSpec, hardware: Hardware) -> Plan:
@@ -118,11 +118,7 @@ def _model(request: PlanRequest, on_gpu: bool) -> PlannedModel:
 @lru_cache(MAX_MODELS)
 def _counted(name: str, shape: str | None, stored: str | None, quantization: str | None, on_gpu: bool) -> PlannedModel:
     """`stored`: the format of a shape, or the path of a model's files."""
-    checkpoint: Checkpoint
-    if shape is not None:
-        checkpoint = shape_checkpoint(shape_config(shape), stored)
-    else:
-        checkpoint = open_checkpoint(Path(stored or ""))
+    checkpoint: Checkpoint = published_checkpoint(shape, stored) if shape else open_checkpoint(Path(stored or ""))
     return plan_model(name, checkpoint, packing_of(checkpoint.config, on_gpu=on_gpu), quantization)
 
 
@@ -134,9 +130,12 @@ def _attention(model: PlannedModel) -> str:
     return "MHA" if config.kv_heads == config.heads else "MQA" if config.kv_heads == 1 else "GQA"
 
 
-def _known() -> dict[str, Any]:
+def _known(request: PlanRequest) -> dict[str, Any]:
+    """`on_gpu`: of this machine. `published`: how shapes are stored that are not published in floats."""
     return {
+        "on_gpu": request.on_gpu,
         "shapes": list(SHAPES),
+        "published": {name: quantization["quant_method"] for name, quantization in QUANTIZED.items()},
         "formats": list(FORMATS),
         "kv_cache_dtypes": ["auto", *GPU_KV_DTYPES],
         "hardware": [

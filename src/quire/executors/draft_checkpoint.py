@@ -1,5 +1,6 @@
 """The checkpoint of a model that drafts for another, or of a head that drafts from another's hidden states."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -75,6 +76,12 @@ class HeadCheckpoint:
     def open(cls, method: str, path: str, of_target: Checkpoint, target: ModelConfig) -> "HeadCheckpoint":
         """Refuses a head that cannot draft for the target. Without a path, the head is in the target's checkpoint."""
         checkpoint = open_checkpoint(path) if path else of_target
+        if path and _is_whole_model(checkpoint):
+            raise BadRequest(
+                f"{method} drafts with a head, and {Path(path).name} is a whole `{checkpoint.config.architecture}`",
+                'a smaller model drafts with "method": "draft_model"',
+                param="speculative_config",
+            )
         module, read_config = HEADS[method]
         head_file = import_module(module)
         config = getattr(head_file, read_config)(checkpoint, target)
@@ -85,6 +92,13 @@ class HeadCheckpoint:
 
     def block_bytes(self, target: KVSpec) -> int:
         return _block_bytes(self.config, target)
+
+
+def _is_whole_model(checkpoint: Checkpoint) -> bool:
+    """It has layers and an embedding, and nothing that reads hidden states (`fc`) or predicts from them alone."""
+    names = checkpoint.names()
+    has_layers = "model.embed_tokens.weight" in names and any(name.startswith("model.layers.1.") for name in names)
+    return has_layers and not any(re.search(r"(^|\.)(fc|medusa_head|lm_heads)\.", name) for name in names)
 
 
 def _block_bytes(config: Any, target: KVSpec) -> int:

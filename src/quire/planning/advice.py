@@ -5,6 +5,7 @@ from math import ceil
 
 from quire.planning.hardware import usable_memory
 from quire.planning.plan import Advice, Plan
+from quire.planning.words import counted
 
 NGRAM_ACCEPTANCE = 0.4  # of prompt lookup on text that repeats itself, as code edits and summaries do
 DRAFT_ACCEPTANCE = 0.7  # of a draft model of the same family
@@ -21,10 +22,13 @@ def _fit(plan: Plan) -> list[Advice]:
     if plan.fits:
         return []
     short = plan.memory.total - plan.room
-    why = f"{short / 2**30:.1f} GiB are missing for {plan.load.users} users of {plan.load.context} tokens"
+    why = f"{short / 2**30:.1f} GiB are missing for {counted(plan.load.users, 'user')} of {plan.load.context:,} tokens"
     if not plan.hardware.is_gpu or not plan.hardware.link:
         return [Advice("shorten the context, or quantize more", "--max-model-len", why, float("inf"))]
     needed = tp_that_fits(plan)
+    if needed is None and plan.memory.kv_cache > plan.memory.weights:
+        users = f"{counted(plan.max_users, 'user')} fit: --users {plan.max_users}" if plan.max_users else "--context"
+        return [Advice("serve fewer users at once, or shorter contexts", users, why, float("inf"))]
     if needed is None:
         return [Advice("take larger devices, or fewer bits", "--format awq", why, float("inf"))]
     return [Advice(f"use {needed} devices, or fewer users", f"--tp {needed}", why, float("inf"))]
@@ -88,8 +92,8 @@ def _batch(plan: Plan) -> list[Advice]:
     best = larger[-1]
     gain = (best.shape.num_seqs / best.seconds) / (now.shape.num_seqs / now.seconds)
     why = (
-        f"{now.shape.num_seqs} users use {now.intensity:.0f} operations a byte of the {plan.hardware.ridge:.0f} at "
-        f"which the device computes as fast as it reads"
+        f"a step of {counted(now.shape.num_seqs, 'user')} has {now.intensity:.0f} operations a byte of the "
+        f"{plan.hardware.ridge:.0f} at which the device computes as fast as it reads"
     )
     return [Advice(f"serve more at once ({best.shape.num_seqs})", f"--max-num-seqs {best.shape.num_seqs}", why, gain)]
 

@@ -5,6 +5,8 @@ from math import ceil
 from quire.ops.kv_spec import StateSpec
 from quire.planning.plan import Plan
 from quire.planning.roofline import all_reduce_bytes
+from quire.planning.step_counter import expected_experts
+from quire.planning.words import counted
 from quire.runtime.kv import OWN_SLOTS, SLOTS_A_SEQUENCE
 
 _GIB = 1 << 30
@@ -26,8 +28,7 @@ def _memory(plan: Plan) -> list[str]:
     width = kv_bytes / max(config.kv_layers, 1) / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
     states = f" + {kv.conv.state_bytes:,} bytes of states / {kv.block_size} tokens" if kv.conv else ""
     slots = _slots(kv.states) if kv.states else ""
-    is_bounded = any(config.windows) and load.users * load.context * per_token > memory.kv_cache
-    windows = ", less what is behind windows" if is_bounded else ""
+    windows = ", less what is behind windows" if plan.behind_windows else ""
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
     parts = [f"{size / _GIB:.3f}" for size in _parts(memory)]
     return [
@@ -60,23 +61,48 @@ def _roofline(plan: Plan) -> list[str]:
     load, hardware, decode = plan.load, plan.hardware, plan.at_load
     flops = hardware.flops_8bit if plan.setup.eight_bit and hardware.flops_8bit else hardware.flops
     devices = f" x {plan.setup.tp}" if plan.setup.tp > 1 else ""
+    users = counted(load.users, "user")
     sent = f" + {1e3 * decode.link_seconds:.3g} ms of all-reduces" if decode.link_seconds else ""
     return [
-        f"prefill        = about 2 x {plan.model.num_parameters / 1e9:.3g} B parameters x {load.prompt:,} tokens, "
-        f"and attention = {plan.prefill.count.flops / 1e12:.3g} TFLOP",
+        _prefill(plan),
         f"TTFT           = {plan.prefill.count.flops / 1e12:.3g} TFLOP / ({flops / 1e12:.4g} TFLOP/s{devices}) = "
         f"{1e3 * plan.prefill.compute_seconds:.2f} ms, or {plan.prefill.count.nbytes / 1e9:.3g} GB of memory: "
         f"{1e3 * plan.prefill.memory_seconds:.2f} ms; the larger",
-        f"decode step    = weights {decode.count.weight_bytes / 1e9:.3g} GB + KV of {decode.shape.num_seqs} users "
+        f"decode step    = weights {decode.count.weight_bytes / 1e9:.3g} GB + KV of {users} "
         f"{decode.count.kv_bytes / 1e9:.3g} GB = {decode.count.nbytes / 1e9:.3g} GB",
+        *_experts(plan),
         f"intensity      = {decode.count.flops / 1e9:,.4g} GFLOP / {decode.count.nbytes / 1e9:.3g} GB = "
         f"{decode.intensity:.1f} operations a byte; the ridge is {hardware.flops / 1e12:.4g} TFLOP/s / "
         f"{hardware.bandwidth / 1e12:.4g} TB/s = {hardware.ridge:.0f}",
         f"TPOT           = max({decode.count.nbytes / 1e9:.3g} GB / ({hardware.bandwidth / 1e9:,.0f} GB/s{devices}), "
         f"{decode.count.flops / 1e9:,.4g} GFLOP / ({flops / 1e12:.4g} TFLOP/s{devices})){sent} = "
         f"{1e3 * decode.seconds:.2f} ms",
-        f"tokens/s       = {load.output} / ({load.output} x {1e3 * decode.seconds:.2f} ms / {load.users} users + "
+        f"tokens/s       = {load.output} / ({load.output} x {1e3 * decode.seconds:.2f} ms / {users} + "
         f"{1e3 * plan.prefill.seconds:.2f} ms of prefill) = {plan.tokens_per_second:,.0f}",
+    ]
+
+
+def _prefill(plan: Plan) -> str:
+    """Of the parameters, those that a token is multiplied by: few of a model's experts, and no embedding table. The
+    head computes the last token only."""
+    ops = {name: count.flops for name, count in plan.model.step(plan.prefill.shape, plan.kv).count.ops.items()}
+    layers = ops.pop("linear", 0.0) + ops.pop("experts", 0.0)
+    others = "".join(f" + {flops / 1e12:.3g} of {name}" for name, flops in sorted(ops.items()) if flops)
+    each = layers / 2 / plan.load.prompt / 1e9
+    return (
+        f"prefill        = 2 x {each:.3g} B parameters in layers x {plan.load.prompt:,} tokens = {layers / 1e12:.3g}"
+        f"{others} = {plan.prefill.count.flops / 1e12:.3g} TFLOP"
+    )
+
+
+def _experts(plan: Plan) -> list[str]:
+    if plan.experts is None:
+        return []
+    (count, chosen), users = plan.experts, plan.load.users
+    read = expected_experts(count, chosen, users)
+    return [
+        f"experts read   = {count} x (1 - (1 - {chosen} / {count}) ^ {counted(users, 'user')}) = {read:.1f} of each "
+        "layer: a token chooses its own"
     ]
 
 

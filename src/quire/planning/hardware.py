@@ -1,5 +1,6 @@
 """Hardware as data: memory, bandwidth and peak rates of one device, from its maker's data sheet, without sparsity."""
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -46,12 +47,14 @@ PRICE_SOURCE = "a typical on-demand price of one device an hour in US dollars; g
 _ROWS = (
     _gpu("l4", 22.5, 300, 121, 242, 32, 0.80),
     _gpu("a10", 22.5, 600, 125, 250, 32, 1.00),
+    _gpu("l40s", 44.5, 864, 362, 733, 32, 1.20),
     _gpu("a100-40gb", 39.6, 1555, 312, 624, 300, 1.80),
     _gpu("a100-80gb", 79.2, 2039, 312, 624, 300, 2.20),
     _gpu("h100", 79.2, 3350, 989, 1979, 450, 3.00),
     _gpu("h200", 139.8, 4800, 989, 1979, 450, 3.80),
     _gpu("b200", 178.4, 8000, 2250, 4500, 900, 6.00),
     _gpu("mi300x", 191.5, 5300, 1307, 2615, 448, 3.50),
+    _gpu("rtx-3090", 23.6, 936, 71, 284, 32, 0.30),
     _gpu("rtx-4090", 23.6, 1008, 165, 330, 32, 0.50),
     _gpu("rtx-5090", 31.3, 1792, 209, 419, 64, 0.80),
     _cpu("laptop-8-cores", 16, 80, 600, 2400),  # AVX2, LPDDR5
@@ -69,10 +72,18 @@ def usable_memory(hardware: Hardware, num_devices: int = 1) -> int:
     return int(num_devices * hardware.memory * (hardware.utilization if hardware.is_gpu else 1.0))
 
 
+# Words of a name that nvidia-smi, clouds and other planners add. Memory is one where there is one size only.
+_MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\de?|oam")
+_MEMORY = re.compile(r"\d+gb")
+
+
 def find_hardware(name: str) -> Hardware:
-    key = name.lower().replace(" ", "-").replace("_", "-")
-    if (row := HARDWARE.get(key)) is None:
-        near = get_close_matches(key, HARDWARE, 3, 0.4)
+    """A row by its name, or by one such as `NVIDIA H100 80GB HBM3` or `h200_sxm`."""
+    words = [word for word in re.split(r"[\s_-]+", name.lower().strip()) if word and not _MAKERS.fullmatch(word)]
+    key, short = "-".join(words), "-".join(word for word in words if not _MEMORY.fullmatch(word))
+    if (row := HARDWARE.get(key) or HARDWARE.get(short)) is None:
+        begun = [known for known in HARDWARE if key and known.startswith(f"{key}-")]
+        near = begun or get_close_matches(key, HARDWARE, 3, 0.4)
         hint = f"near it: {', '.join(near)}" if near else f"choose from {', '.join(HARDWARE)}"
         raise BadRequest(f"no hardware is called `{name}`", hint, param="hardware")
     return row

@@ -1,7 +1,7 @@
 """A plan: what a model needs on a machine, what it can reach there, what that costs, and what to do about it."""
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 from quire.core.errors import BadRequest
 from quire.ops.kv_spec import KVSpec
@@ -17,6 +17,7 @@ from quire.planning.memory import (
 from quire.planning.planned_model import PlannedModel
 from quire.planning.roofline import StepCeiling, pipeline_bubble
 from quire.planning.speculation import SpeculationTable
+from quire.planning.step_counter import StepCounter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,8 @@ class Setup:
         for name in ("tp", "pp"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}", "it must be at least 1", param=name)
-        if self.rate is not None and not self.rate > 0:
-            raise BadRequest(f"rate is {self.rate}", "it must be above 0", param="rate")
+        if self.rate is not None and not 0 < self.rate < inf:
+            raise BadRequest(f"rate is {self.rate}", "it must be above 0, and finite", param="rate")
         if self.pp > 1 and not self.hardware.is_gpu:
             raise BadRequest(f"pp is {self.pp}", f"{self.hardware.name} is one device", param="pp")
 
@@ -65,7 +66,7 @@ class Plan:
     setup: Setup
     memory: MemoryPlan  # of all devices together
     prefill: StepCeiling  # of one prompt
-    decode: list[StepCeiling]  # by batch size, in the middle of an output
+    decode: list[StepCeiling]  # by batch size, 1 first, in the middle of an output
     users_by_context: list[tuple[int, int]]
     max_users: int  # of the load's context, that fit
     variants: list[KVVariant]
@@ -91,6 +92,28 @@ class Plan:
     def at_load(self) -> StepCeiling:
         """The decode step in which every user has a sequence."""
         return next(step for step in self.decode if step.shape.num_seqs == self.load.users)
+
+    @property
+    def behind_windows(self) -> bool:
+        """Whether layers with windows keep less than all tokens of this load."""
+        whole = self.load.users * self.load.context * self.kv.block_bytes / self.kv.block_size
+        return any(self.model.config.windows) and whole > self.memory.kv_cache
+
+    @property
+    def _one_token(self) -> StepCounter:
+        return self.model.step(self.decode[0].shape, self.kv)
+
+    @property
+    def experts(self) -> tuple[int, int] | None:
+        """The experts of the largest layer, and how many of them compute a token."""
+        kept = self._one_token.experts
+        return (kept[0].num_experts, kept[2]) if kept else None
+
+    @property
+    def active_parameters(self) -> float:
+        """Weights that one token is multiplied by, those of the head included."""
+        ops = self._one_token.count.ops
+        return sum(ops[name].flops for name in ("linear", "experts", "head") if name in ops) / 2
 
     @property
     def bubble(self) -> float:

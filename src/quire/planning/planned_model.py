@@ -33,6 +33,7 @@ class PlannedModel:
     table_bytes: int  # of embedding tables, as they are stored
     vector_bytes: int  # fp32: norms and biases
     checkpoint: Checkpoint
+    _recorded: dict[KVSpec, StepCounter] = field(default_factory=dict)
     _steps: dict[tuple[StepShape, KVSpec], StepCounter] = field(default_factory=dict)
 
     @property
@@ -58,8 +59,11 @@ class PlannedModel:
         return kv_spec(self.config, block_size, dtype, checkpoint_dtype=checkpoint_dtype, drafts=drafts)
 
     def step(self, shape: StepShape, kv: KVSpec) -> StepCounter:
+        """Its forward pass is recorded once for each kind of KV cache."""
+        if kv not in self._recorded:
+            self._recorded[kv] = count_step(self.forward, kv, shape)
         if (shape, kv) not in self._steps:
-            self._steps[shape, kv] = count_step(self.forward, kv, shape)
+            self._steps[shape, kv] = self._recorded[kv].at(shape)
         return self._steps[shape, kv]
 
 

@@ -83,8 +83,7 @@ def _speculation(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draf
 
     def step(users: int, num_drafts: int = 0) -> StepWork:
         work = StepWork(num_rows=users * (1 + num_drafts))
-        for _ in range(users):
-            work.add(middle - 1, 1 + num_drafts, num_drafts)
+        work.add(middle - 1, 1 + num_drafts, num_drafts, num_runs=users)
         return work
 
     times = roofline_times(model, kv.dtype, setup.hardware, tp=setup.tp, eight_bit=setup.eight_bit)

@@ -10,6 +10,7 @@ from quire.planning.other_engines import choose_another
 from quire.planning.plan import Plan
 from quire.planning.roofline import StepCeiling, all_reduce_bytes
 from quire.planning.speculation import ACCEPTANCES
+from quire.planning.words import counted, figure
 
 _GIB = 1 << 30
 
@@ -30,6 +31,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "kv": {
             "dtype": plan.kv.dtype,
             "bytes_per_token": plan.kv.block_bytes / plan.kv.block_size,
+            "behind_windows": plan.behind_windows,
             "users_by_context": dict(plan.users_by_context),
             "variants": {variant.name: variant.bytes_per_token for variant in plan.variants},
         },
@@ -38,12 +40,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "ttft_seconds": plan.prefill.seconds,
         "tpot_seconds": plan.at_load.seconds,
         "tokens_per_second": plan.tokens_per_second,
-        "cost": {
-            "per_hour": plan.cost.per_hour,
-            "per_day": plan.cost.per_day,
-            "per_million_prompt_tokens": plan.cost.per_million_prompt,
-            "per_million_output_tokens": plan.cost.per_million_output,
-        },
+        "cost": _cost_json(plan),
         "speculation": {
             "draft_cost": plan.speculation.draft_cost,
             "speedup": {
@@ -71,6 +68,18 @@ def as_json(plan: Plan) -> dict[str, Any]:
             for advice in plan.advice
         ],
     }
+
+
+def _cost_json(plan: Plan) -> dict[str, float | None]:
+    """In dollars; null where no price is known: that is not a price of 0."""
+    cost = plan.cost
+    found = {
+        "per_hour": cost.per_hour,
+        "per_day": cost.per_day,
+        "per_million_prompt_tokens": cost.per_million_prompt,
+        "per_million_output_tokens": cost.per_million_output,
+    }
+    return {**found} if cost.price or plan.setup.price is not None else dict.fromkeys(found)
 
 
 def _step_json(step: StepCeiling) -> dict[str, Any]:
@@ -105,11 +114,13 @@ def as_text(plan: Plan) -> str:
 
 def _model(plan: Plan) -> list[str]:
     config = plan.model.config
+    size = plan.model.num_parameters / 1e9
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
+    active = f", {plan.active_parameters / 1e9:.3g} B of them for a token" if plan.experts else ""
     heads = "MLA" if config.latent else f"{config.heads} heads, {config.kv_heads} KV heads"
     heads = "compressed attention" if config.compressed else heads
     return [
-        f"{plan.model.name}: {plan.model.num_parameters / 1e9:.3g} B parameters, {bits:.2f} bits each in memory",
+        f"{plan.model.name}: {size:.3g} B parameters{active}, {bits:.2f} bits each in memory",
         f"{config.layers} layers of {config.hidden}, {heads}, context {config.max_length:,}, {config.architecture}",
         f"on {f'{plan.setup.num_devices} x ' if plan.setup.num_devices > 1 else ''}{plan.hardware.name}",
     ]
@@ -117,9 +128,10 @@ def _model(plan: Plan) -> list[str]:
 
 def _memory(plan: Plan) -> list[str]:
     memory, load = plan.memory, plan.load
+    windows = ", less what is behind windows" if plan.behind_windows else ""
     rows = [
         ("weights", memory.weights, ""),
-        ("KV cache", memory.kv_cache, f"{load.users} x {load.context:,} tokens in {plan.kv.dtype}"),
+        ("KV cache", memory.kv_cache, f"{load.users} x {load.context:,} tokens in {plan.kv.dtype}{windows}"),
         ("activations", memory.activations, ""),
         ("LoRA adapters", memory.adapters, f"{plan.setup.limits.num_loras} of rank {plan.setup.limits.lora_rank}"),
         ("draft model", memory.draft, plan.draft.name if plan.draft else ""),
@@ -136,8 +148,11 @@ def _kv(plan: Plan) -> list[str]:
     variants = ", ".join(f"{v.name} {v.bytes_per_token / 1024:,.1f}" for v in plan.variants)
     users = "".join(f"  {context:>8,}" for context, _ in plan.users_by_context)
     fits = "".join(f"  {count:>8,}" for _, count in plan.users_by_context)
+    bounded = [window for window in plan.model.config.windows if window]
+    kept = f"  {len(bounded)} of {plan.model.config.layers} layers keep the last {{:,}} tokens of it"
     return [
         f"KV cache: {per_token / 1024:,.1f} KiB a token ({variants} for the same layers)",
+        *([kept.format(max(bounded))] if bounded else []),
         f"  context     {users}",
         f"  users fit   {fits}",
     ]
@@ -153,12 +168,13 @@ def _speed(plan: Plan) -> list[str]:
         shape = step.shape
         name = f"prefill of {shape.new_tokens:,}" if shape.new_tokens > 1 else f"decode of {shape.num_seqs}"
         lines.append(
-            f"  {name + f' at {shape.context:,}':<26}{step.count.flops / 1e9:>9,.4g}{step.count.nbytes / 1e9:>9,.3g}"
+            f"  {name + f' at {shape.context:,}':<26}{figure(step.count.flops / 1e9):>9}"
+            f"{figure(step.count.nbytes / 1e9, 3):>9}"
             f"{step.intensity:>9,.0f}  {step.bound:<9}{1e3 * step.seconds:>9,.2f}"
             f"{shape.num_tokens / step.seconds:>11,.0f}"
         )
     lines.append(
-        f"  {plan.load.users} users: TTFT {1e3 * plan.prefill.seconds:,.0f} ms alone, TPOT "
+        f"  {counted(plan.load.users, 'user')}: TTFT {1e3 * plan.prefill.seconds:,.0f} ms alone, TPOT "
         f"{1e3 * plan.at_load.seconds:,.1f} ms, {plan.tokens_per_second:,.0f} output tokens/s at best"
     )
     return lines
@@ -204,7 +220,8 @@ def _cost(plan: Plan) -> list[str]:
     if not cost.price:
         return []
     return [
-        f"cost at ${cost.price:.2f} an hour and device: ${cost.per_day:,.2f} a day; at full load "
+        f"cost at ${cost.price:.2f} an hour and device: ${cost.per_day:,.2f} a day; with "
+        f"{counted(plan.load.users, 'user')} always served "
         f"${cost.per_million_prompt:.3f} per million prompt tokens, ${cost.per_million_output:.3f} per million output "
         "tokens",
         *([f"  ({PRICE_SOURCE})"] if cost.price == plan.hardware.price else []),

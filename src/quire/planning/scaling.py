@@ -19,6 +19,7 @@ from quire.planning.other_engines import choose_another
 from quire.planning.plan import Plan
 from quire.planning.planned_model import PlannedModel
 from quire.planning.roofline import StepCeiling, all_reduce_bytes
+from quire.planning.words import counted
 
 NUMBER_BYTES = 2  # of a hidden value on a GPU
 
@@ -98,7 +99,7 @@ def _without_links(step: StepCeiling) -> float:
 def as_text(degrees: list[RanksPlan]) -> str:
     first = degrees[0]
     plan = first.plan
-    users, link = f"{plan.load.users} users of {plan.load.context:,} tokens", plan.hardware.link / 1e9
+    users, link = f"{counted(plan.load.users, 'user')} of {plan.load.context:,} tokens", plan.hardware.link / 1e9
     lines = [
         f"{plan.model.name} on {plan.hardware.name}, tensor parallel: predicted from data sheets, not measured",
         f"  {users}; links of {link:,.0f} GB/s a device",

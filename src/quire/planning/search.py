@@ -40,7 +40,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < inf:
-            raise BadRequest(f"rate is {self.rate}", "it must be above 0", param="rate")
+            raise BadRequest(f"rate is {self.rate}", "it must be above 0, and finite", param="rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,7 @@ def search(
     for device in hardware:
         for format_name in formats or FORMATS[device.is_gpu]:
             model = count_model(device, format_name)
+            _check_length(demand, model)
             for dtype in [kv_dtype] if kv_dtype else _kv_dtypes(model, device):
                 for devices in [tp] if tp else DEVICES if device.link else (1,):
                     paid = device.price if price is None else price
@@ -100,6 +101,16 @@ def search(
     served = {one.hardware.name for one in [*possible, *feasible]} - {one.hardware.name for one in missed}
     failed = [one for one in [*missed, *candidates] if one.why_not and one.hardware.name not in served]
     return SearchResult(feasible, _near_misses(failed))
+
+
+def _check_length(demand: Demand, model: PlannedModel) -> None:
+    if demand.prompt + demand.output > (most := model.config.max_length):
+        raise BadRequest(
+            f"a prompt of {demand.prompt:,} and an output of {demand.output:,} tokens, and {model.name} has {most:,} "
+            "positions",
+            "give a shorter prompt or output",
+            param="prompt",
+        )
 
 
 def _kv_dtypes(model: PlannedModel, hardware: Hardware) -> Iterable[str]:

@@ -5,12 +5,14 @@ from typing import Any
 from quire.planning.hardware import PRICE_SOURCE
 from quire.planning.other_engines import NOT_CUDA
 from quire.planning.search import Configuration, Demand, SearchResult
+from quire.planning.words import counted
 
 
 def as_text(demand: Demand, result: SearchResult) -> str:
     limits = ", ".join(f"{name} {1e3 * limit:g} ms" for name, limit in demand.slo.limits.items())
     lines = [
-        f"{demand.rate:g} requests a second of {demand.prompt:,} + {demand.output:,} tokens; 99 of 100 within {limits}",
+        f"{counted(demand.rate, 'request')} a second of {demand.prompt:,} + {demand.output:,} tokens; "
+        f"99 of 100 within {limits}",
         "",
     ]
     if result.feasible:
@@ -37,8 +39,8 @@ def _is_ours(one: Configuration) -> bool:
 
 
 def _name(one: Configuration) -> str:
-    stored = f" {one.format}" if one.format else ""
-    return f"{one.replicas} x {one.tp} x {one.hardware.name}{stored}, KV {one.kv_dtype}"
+    stored = f" {one.format}," if one.format else ""
+    return f"{counted(one.replicas, 'replica')} of {one.tp} x {one.hardware.name},{stored} KV {one.kv_dtype}"
 
 
 def _row(demand: Demand, one: Configuration) -> str:

@@ -27,7 +27,8 @@ from quire.ops.tensors import (
     StoredTensor,
 )
 from quire.planning.formats import TypeOf, find_format
-from quire.planning.stored_types import StoredFormat, first_expert, short_name, stored_floats_type
+from quire.planning.shapes import published_config, shape_config
+from quire.planning.stored_types import StoredFormat, config_format, first_expert, short_name, stored_floats_type
 from quire.weights.config import CheckpointConfig
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
@@ -103,6 +104,13 @@ def shape_checkpoint(config: CheckpointConfig, format_name: str | None = None) -
     kind = stored_floats_type(config)
     type_of = find_format(format_name) if format_name else lambda name, num_layers: kind
     return ShapeCheckpoint(config=config, type_of=type_of, num_layers=_num_layers(config))
+
+
+def published_checkpoint(name: str, format_name: str | None = None) -> ShapeCheckpoint:
+    """A known shape. Without a format: stored as it is published."""
+    config = published_config(name)
+    stored = None if format_name else config_format(config, config.source.parent)
+    return quantized_checkpoint(config, stored) if stored else shape_checkpoint(shape_config(name), format_name)
 
 
 def quantized_checkpoint(

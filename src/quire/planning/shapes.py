@@ -40,9 +40,9 @@ def _qwen3_moe(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) 
     )  # fmt: skip
 
 
-def _mixtral(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, context: int) -> dict[str, Any]:
+def _mixtral(hidden: int, inner: int, layers: int, heads: int, context: int, vocab: int) -> dict[str, Any]:
     named = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
-    return _llama(hidden, inner, layers, heads, kv_heads, 32768, context, **named)
+    return _llama(hidden, inner, layers, heads, 8, vocab, context, **named)
 
 
 def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
@@ -73,9 +73,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _llama(4096, 14336, 32, 32, 8, 128256, 131072),
     "llama-3.1-70b": _llama(8192, 28672, 80, 64, 8, 128256, 131072),
     "llama-3.1-405b": _llama(16384, 53248, 126, 128, 8, 128256, 131072),
-    "mistral-7b": _llama(4096, 14336, 32, 32, 8, 32768, 32768, architectures=["MistralForCausalLM"]),
-    "mixtral-8x7b": _mixtral(4096, 14336, 32, 32, 8, 32768),
-    "mixtral-8x22b": _mixtral(6144, 16384, 56, 48, 8, 65536),
+    "mistral-7b": _llama(  # v0.3, without the window of v0.1
+        4096, 14336, 32, 32, 8, 32768, 32768, architectures=["MistralForCausalLM"], sliding_window=None
+    ),
+    "mixtral-8x7b": _mixtral(4096, 14336, 32, 32, 32768, 32000),
+    "mixtral-8x22b": _mixtral(6144, 16384, 56, 48, 65536, 32768),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, 8, tie_word_embeddings=True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, 8, tie_word_embeddings=True),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32, 8, tie_word_embeddings=True),
@@ -88,6 +90,21 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt-oss-120b": _gpt_oss(36, 128),
     "deepseek-v3": _DEEPSEEK_V3,
 }
+
+
+# `quantization_config` of those that are not published in floats.
+_EXPERTS_IN_MXFP4 = {"quant_method": "mxfp4"}
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "gpt-oss-20b": _EXPERTS_IN_MXFP4,
+    "gpt-oss-120b": _EXPERTS_IN_MXFP4,
+    "deepseek-v3": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+}
+
+
+def published_config(name: str) -> CheckpointConfig:
+    """With `quantization_config`, where the model is published quantized."""
+    config, quantization = shape_config(name), QUANTIZED.get(name.lower())
+    return config.with_values({"quantization_config": quantization}) if quantization else config
 
 
 def shape_config(name: str) -> CheckpointConfig:

@@ -42,6 +42,8 @@ def read_slo(text: str) -> Slo:
         match = _TIME.fullmatch(value)
         if match is None or float(match[1]) == 0:
             raise BadRequest(f"{name} of slo is `{value}`", "write a time above 0, such as 500ms or 2s", param="slo")
+        if name in limits:
+            raise BadRequest(f"slo has {name} twice", "give each limit once", param="slo")
         limits[name] = float(match[1]) * _UNITS[match[2]]
     return Slo(limits)
 

@@ -14,6 +14,7 @@ from quire.planning.plan import Plan
 from quire.planning.planned_model import PlannedModel
 from quire.planning.roofline import pipeline_bubble, step_ceiling
 from quire.planning.step_counter import StepShape
+from quire.planning.words import counted
 
 NUMBER_BYTES = 2  # of a hidden value on a GPU
 
@@ -95,7 +96,7 @@ def stage_shares(model: PlannedModel, size: int) -> tuple[list[int], list[float]
 
 def as_text(degrees: list[StagesPlan]) -> str:
     plan = degrees[0].plan
-    users, link = f"{plan.load.users} users of {plan.load.context:,} tokens", plan.hardware.link / 1e9
+    users, link = f"{counted(plan.load.users, 'user')} of {plan.load.context:,} tokens", plan.hardware.link / 1e9
     lines = [
         f"{plan.model.name} on {plan.hardware.name}, pipeline parallel: predicted from data sheets, not measured",
         f"  {users}; links of {link:,.0f} GB/s a device",

@@ -1,7 +1,9 @@
 """What a step of a model takes: operations and bytes by kind of op, counted by running its forward pass on shapes."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from quire.ops.kv_spec import KVSpec, StateSpec
@@ -68,13 +70,16 @@ class StepCount:
         return total
 
 
+Amount = Callable[[StepShape], OpCount]
+
+
 class StepCounter(Recorder):
-    """A recorder that also counts. Norms, rope and other ops of one number at a time are not counted: they are less
-    than a hundredth of a model's operations."""
+    """A recorder that also counts, in steps of any shape. Norms, rope and other ops of one number at a time are not
+    counted: they are less than a hundredth of a model's operations."""
 
     def __init__(self, kv: KVSpec, shape: StepShape) -> None:
         super().__init__(kv)
-        self.count = StepCount()
+        self._amounts: list[tuple[str, Amount]] = []  # of every op that counts: its kind, and what it takes
         self._kv, self._shape = kv, shape
         self._kv_bytes = kv.kv_bytes / kv.block_size / max(kv.num_layers, 1)  # of one token in one layer
         self._index_bytes = kv.index_bytes / kv.block_size / max(kv.num_layers, 1)
@@ -82,6 +87,21 @@ class StepCounter(Recorder):
         self.vocab = self.head_inputs = 0
         self.integer_inputs = 0  # of the matrix of integers that has most: they are quantized for it
         self.experts: tuple[PackedExperts, PackedExperts, int] | None = None  # the largest: gate and up, down, top k
+
+    def at(self, shape: StepShape) -> "StepCounter":
+        """The same forward pass in steps of another shape: nothing is recorded again."""
+        other = copy(self)
+        vars(other).pop("count", None)
+        other._shape = shape
+        return other
+
+    @cached_property
+    def count(self) -> StepCount:
+        """Of the whole forward pass, once it is recorded."""
+        count = StepCount()
+        for op, amount in self._amounts:
+            count.ops.setdefault(op, OpCount()).add(amount(self._shape))
+        return count
 
     def arena_bytes(self, max_tokens: int) -> int:
         """The bytes of activations on a CPU, for steps of at most `max_tokens`."""
@@ -118,27 +138,32 @@ class StepCounter(Recorder):
         if _is_integer(w):
             self.integer_inputs = max(self.integer_inputs, w.num_inputs)
 
-    def _add(self, op: str, flops: float, weight_bytes: float = 0, kv_bytes: float = 0) -> None:
-        self.count.ops.setdefault(op, OpCount()).add(OpCount(flops, weight_bytes, kv_bytes))
+    def _add(self, op: str, amount: Amount) -> None:
+        self._amounts.append((op, amount))
 
     def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
-        self._add("linear", 2.0 * self._shape.num_tokens * w.num_inputs * w.num_outputs, w.nbytes)
+        flops, nbytes = 2.0 * w.num_inputs * w.num_outputs, w.nbytes
+        self._add("linear", lambda shape: OpCount(flops * shape.num_tokens, nbytes))
         self._note_inputs(w)
         return super().linear(x, w)
 
     def linear_heads(self, x: RecordedColumns, w: PackedHeads) -> RecordedColumns:
-        self._add("linear", 2.0 * self._shape.num_tokens * w.num_heads * w.num_inputs * w.num_outputs, w.nbytes)
+        flops, nbytes = 2.0 * w.num_heads * w.num_inputs * w.num_outputs, w.nbytes
+        self._add("linear", lambda shape: OpCount(flops * shape.num_tokens, nbytes))
         return super().linear_heads(x, w)
 
     def moe(
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
         routing: Routing, kind: Activation, correction: Any = None, chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:  # fmt: skip
-        rows = self._shape.num_tokens * routing.top_k
-        read = expected_experts(gate_up.num_experts, routing.top_k, self._shape.num_tokens) / gate_up.num_experts
-        for experts in (gate_up, down):
-            flops = 2.0 * rows * experts.num_inputs * experts.num_outputs
-            self._add("experts", flops, experts.nbytes * read)
+        flops = 2.0 * routing.top_k * sum(w.num_inputs * w.num_outputs for w in (gate_up, down))
+        nbytes, num_experts = gate_up.nbytes + down.nbytes, gate_up.num_experts
+
+        def amount(shape: StepShape) -> OpCount:
+            read = expected_experts(num_experts, routing.top_k, shape.num_tokens) / num_experts
+            return OpCount(flops * shape.num_tokens, nbytes * read)
+
+        self._add("experts", amount)
         if self.experts is None or gate_up.nbytes > self.experts[0].nbytes:
             self.experts = gate_up, down, routing.top_k
         return super().moe(x, router_logits, gate_up, down, routing, kind, correction, chosen)
@@ -146,33 +171,38 @@ class StepCounter(Recorder):
     def logits(
         self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0, vocabulary: Any = None
     ) -> RecordedLogits:
-        self._add("head", 2.0 * self._shape.num_seqs * head.num_inputs * head.num_outputs, head.nbytes)
+        flops, nbytes = 2.0 * head.num_inputs * head.num_outputs, head.nbytes
+        self._add("head", lambda shape: OpCount(flops * shape.num_seqs, nbytes))
         self.vocab, self.head_inputs = head.num_outputs, head.num_inputs
         self._note_inputs(head)
         return super().logits(x, head, batch, softcap, vocabulary)
 
     def write_kv(self, k: RecordedColumns, v: RecordedColumns, batch: Any, layer: int) -> None:
-        self._add("attention", 0, kv_bytes=self._shape.num_tokens * self._kv_bytes)
+        self._add("attention", lambda shape: OpCount(kv_bytes=shape.num_tokens * self._kv_bytes))
         super().write_kv(k, v, batch, layer)
 
     def write_latent(self, latent: RecordedColumns, k_rope: RecordedColumns, batch: Any, layer: int) -> None:
-        self._add("attention", 0, kv_bytes=self._shape.num_tokens * self._kv_bytes)
+        self._add("attention", lambda shape: OpCount(kv_bytes=shape.num_tokens * self._kv_bytes))
         super().write_latent(latent, k_rope, batch, layer)
 
     def paged_attention(
         self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0, *options: Any,
         **named: Any,
     ) -> RecordedColumns:  # fmt: skip
-        shape = self._shape
-        flops = 4.0 * q.columns * shape.num_seqs * shape.attended(window)  # scores, then values
-        self._add("attention", flops, kv_bytes=shape.num_seqs * shape.read(window) * self._kv_bytes)
+        columns = q.columns
+
+        def amount(shape: StepShape) -> OpCount:
+            flops = 4.0 * columns * shape.num_seqs * shape.attended(window)  # scores, then values
+            return OpCount(flops, kv_bytes=shape.num_seqs * shape.read(window) * self._kv_bytes)
+
+        self._add("attention", amount)
         return super().paged_attention(q, batch, layer, head_dim, scale, window, *options, **named)
 
     def _states(self, layer: int) -> StateSpec:
         """Every recurrence asks for its states: they are read and written once a step."""
-        spec, shape = super()._states(layer), self._shape
-        moved = 2.0 * 4 * (spec.numbers + spec.conv_numbers) * shape.num_seqs
-        self._add("scan", 6.0 * spec.numbers * shape.num_tokens, kv_bytes=moved)
+        spec = super()._states(layer)
+        flops, moved = 6.0 * spec.numbers, 2.0 * 4 * (spec.numbers + spec.conv_numbers)
+        self._add("scan", lambda shape: OpCount(flops * shape.num_tokens, kv_bytes=moved * shape.num_seqs))
         return spec
 
     def mla_attention(
@@ -180,9 +210,13 @@ class StepCounter(Recorder):
         chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:  # fmt: skip
         """Sparse attention reads as many positions as a window of that length, elsewhere for each token."""
-        shape, window = self._shape, chosen.columns if chosen else 0
-        flops = (4.0 * q_latent.columns + 2.0 * q_rope.columns) * shape.num_seqs * shape.attended(window)
-        self._add("attention", flops, kv_bytes=shape.num_seqs * shape.read(window) * self._kv_bytes)
+        window, flops = chosen.columns if chosen else 0, 4.0 * q_latent.columns + 2.0 * q_rope.columns
+
+        def amount(shape: StepShape) -> OpCount:
+            read = shape.num_seqs * shape.read(window) * self._kv_bytes
+            return OpCount(flops * shape.num_seqs * shape.attended(window), kv_bytes=read)
+
+        self._add("attention", amount)
         return super().mla_attention(q_latent, q_rope, batch, layer, scale, chosen)
 
     def compressed_attention(
@@ -190,36 +224,52 @@ class StepCounter(Recorder):
         chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:  # fmt: skip
         """Tokens in a window, and entries as if they were in a window of that many."""
-        shape, group = self._shape, self._compressed(layer).group
-        pairs, read = float(shape.attended(window)), float(shape.read(window))
-        if group:
-            most = chosen.columns * group if chosen else 0  # positions that the chosen entries are of
-            pairs, read = pairs + shape.attended(most) / group, read + shape.read(most) / group
+        group, columns = self._compressed(layer).group, q.columns
+        most = chosen.columns * group if chosen else 0  # positions that the chosen entries are of
         vector_bytes = self._kv.layer_bytes / self._kv.block_size
-        self._add("attention", 4.0 * q.columns * shape.num_seqs * pairs, kv_bytes=shape.num_seqs * read * vector_bytes)
+
+        def amount(shape: StepShape) -> OpCount:
+            pairs, read = float(shape.attended(window)), float(shape.read(window))
+            if group:
+                pairs, read = pairs + shape.attended(most) / group, read + shape.read(most) / group
+            return OpCount(4.0 * columns * shape.num_seqs * pairs, kv_bytes=shape.num_seqs * read * vector_bytes)
+
+        self._add("attention", amount)
         return super().compressed_attention(q, batch, layer, scale, window, sinks, chosen)
 
     def top_positions(self, q: RecordedColumns, weights: RecordedColumns, batch: Any, layer: int) -> RecordedColumns:
-        shape = self._shape
-        read = shape.num_seqs * shape.context * self._index_bytes
-        self._add("attention", 2.0 * q.columns * shape.num_seqs * shape.attended(), kv_bytes=read)
+        columns = q.columns
+
+        def amount(shape: StepShape) -> OpCount:
+            read = shape.num_seqs * shape.context * self._index_bytes
+            return OpCount(2.0 * columns * shape.num_seqs * shape.attended(), kv_bytes=read)
+
+        self._add("attention", amount)
         return super().top_positions(q, weights, batch, layer)
 
     def cross_attention(
         self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
     ) -> RecordedColumns:
-        shape = self._shape
-        read = shape.num_seqs * shape.context * self._kv_bytes
-        self._add("attention", 4.0 * q.columns * shape.num_tokens * shape.context, kv_bytes=read)
+        columns = q.columns
+
+        def amount(shape: StepShape) -> OpCount:
+            read = shape.num_seqs * shape.context * self._kv_bytes
+            return OpCount(4.0 * columns * shape.num_tokens * shape.context, kv_bytes=read)
+
+        self._add("attention", amount)
         return super().cross_attention(q, batch, layer, head_dim, scale, group, skipped)
 
     def attention(
         self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, batch: Any, head_dim: int, scale: float,
         causal: bool = False, window: int = 0, biases: Any = None,
     ) -> RecordedColumns:  # fmt: skip
-        shape = self._shape
-        pairs = shape.attended(window) if causal else shape.new_tokens * shape.read(window)
-        self._add("attention", 4.0 * q.columns * shape.num_seqs * pairs)
+        columns = q.columns
+
+        def amount(shape: StepShape) -> OpCount:
+            pairs = shape.attended(window) if causal else shape.new_tokens * shape.read(window)
+            return OpCount(4.0 * columns * shape.num_seqs * pairs)
+
+        self._add("attention", amount)
         return super().attention(q, k, v, batch, head_dim, scale, causal, window, biases)
 
 

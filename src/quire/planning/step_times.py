@@ -41,14 +41,14 @@ class StepWork:
         work.num_pairs += read_alone
         return work
 
-    def add(self, start: int, count: int, num_drafts: int = 0) -> None:
-        """A run of `count` tokens from `start` on, the last of which are drafts."""
-        self.num_tokens += count
-        self.num_read += start + count
-        self.num_chunk_read += start + count
+    def add(self, start: int, count: int, num_drafts: int = 0, num_runs: int = 1) -> None:
+        """A run of `count` tokens from `start` on, the last of which are drafts; or several that are alike."""
+        self.num_tokens += num_runs * count
+        self.num_read += num_runs * (start + count)
+        self.num_chunk_read += num_runs * (start + count)
         self.longest = max(self.longest, start + count)
-        self.num_pairs += count * start + count * (count + 1) // 2
-        self.num_chunks += count > 1 + num_drafts
+        self.num_pairs += num_runs * (count * start + count * (count + 1) // 2)
+        self.num_chunks += num_runs * (count > 1 + num_drafts)
 
 
 class StepTimes(Protocol):

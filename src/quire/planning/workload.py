@@ -59,6 +59,10 @@ class WorkloadSpec:
         for name in positive:
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}", f"{name} must be at least 1", param=name)
+        if self.num_requests > MAX_TRACE_LINES:
+            raise BadRequest(
+                f"num_requests is {self.num_requests:,}", f"let it be at most {MAX_TRACE_LINES:,}", param="num_requests"
+            )
         if not self.rate > 0:
             raise BadRequest(f"rate is {self.rate}", "it must be above 0; inf: all requests at once", param="rate")
         if not 0 <= self.spread <= 1:

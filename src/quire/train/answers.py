@@ -75,7 +75,7 @@ class AnswerRun:
                 llm.engine.stop()
                 del llm
                 gc.collect()
-        first, *others = batches
+        first, *others = batches or [[]]
         return self._divided(first, [example for batch in others for example in batch])
 
     def _texts(self) -> Answers:

@@ -127,6 +127,8 @@ def check_target(output_json: str | None) -> None:
     """Fail before anything is measured if the file cannot be written."""
     if output_json not in (None, STDOUT) and not Path(str(output_json)).absolute().parent.is_dir():
         raise UsageError(f"there is no folder to put {output_json} into", "make it first")
+    if output_json not in (None, STDOUT) and Path(str(output_json)).is_dir():
+        raise UsageError(f"{output_json} is a folder", "name a file")
 
 
 def report(headline: Sequence[str], figures: dict[str, Any], output_json: str | None) -> None:

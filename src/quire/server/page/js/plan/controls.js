@@ -80,10 +80,12 @@ export class Controls {
     const shapes = known?.shapes ?? [choices.shape].filter(Boolean);
     fill(this.shape.field, choices.shape, [], [["Served here", [["", model || "its model"]]], ["Well-known models", shapes.map((name) => [name, name])]]);
     const formats = (known?.formats ?? [choices.format].filter(Boolean)).map((name) => [name, name]);
-    fill(this.format.field, choices.shape ? choices.format : "", choices.shape ? [["", "bfloat16"], ...formats.filter(([name]) => name !== "bfloat16")] : [["", "as stored"]]);
+    const published = known?.published?.[choices.shape];
+    const usual = published ? `${published} (as published)` : "bfloat16";
+    fill(this.format.field, choices.shape ? choices.format : "", choices.shape ? [["", usual], ...formats.filter(([name]) => name !== usual)] : [["", "as stored"]]);
     this.format.field.disabled = !choices.shape;
     const dtypes = (known?.kv_cache_dtypes ?? ["auto", choices.kv_cache_dtype]).filter((name) => name && name !== "auto");
-    fill(this.dtype.field, choices.kv_cache_dtype, [["", choices.shape ? "float16 (auto)" : "as served"], ...dtypes.map((name) => [name, name])]);
+    fill(this.dtype.field, choices.kv_cache_dtype, [["", choices.shape ? `${isGPU(choices, known) ? "bfloat16" : "float16"} (auto)` : "as served"], ...dtypes.map((name) => [name, name])]);
     this.#showHardware(choices, known?.hardware ?? []);
     this.context.set(choices.context);
     this.users.set(choices.users);
@@ -112,6 +114,10 @@ export class Controls {
       field.classList.toggle("wrong", name === wrong);
     }
   }
+}
+
+function isGPU(choices, known) {
+  return choices.hardware ? known?.hardware.find((row) => row.name === choices.hardware)?.is_gpu : known?.on_gpu;
 }
 
 /** Options as [value, text], then groups of them. They are made anew only where they differ: a list that is open stays open. */

@@ -41,7 +41,7 @@ export class Memory {
     this.here.element.hidden = this.hereHead.hidden = !served;
     if (served) this.here.show([["weights", "weights", served.weights], ["kv_cache", "KV cache", served.kv_cache]], room, scale);
     const notes = {
-      kv_cache: `${whole(load.users)} × ${whole(load.context)} tokens, ${inBinary(kv.bytes_per_token)} each`,
+      kv_cache: `${whole(load.users)} × ${whole(load.context)} tokens, ${inBinary(kv.bytes_per_token)} each${kv.behind_windows ? ", less behind windows" : ""}`,
       weights: `${((8 * memory.weights) / plan.model.parameters).toFixed(1)} bits a parameter`,
     };
     const here = served && {
