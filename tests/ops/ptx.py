@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 
-def execute(asm: str, words: tuple[int, ...], num_planes: int, dtype: torch.dtype) -> list[Tensor]:
+def execute(asm: str, words: Sequence[int | Tensor], num_planes: int, dtype: torch.dtype) -> list[Tensor]:
     """What the instructions make of two words, and of a third with two halves: planes of two floats each."""
-    return [_floats(plane, dtype) for plane in run(asm, [torch.tensor(word) for word in words], num_planes)]
+    return [_floats(plane, dtype) for plane in run(asm, [torch.as_tensor(word) for word in words], num_planes)]
 
 
 def run(asm: str, words: Sequence[Tensor], num_results: int) -> list[Tensor]:
@@ -84,6 +84,8 @@ def _result(op: str, sources: list[Tensor]) -> Tensor:
             return _word((_floats(a, dtype).double() + _floats(rest[0], dtype).double()).to(dtype))
         case "add":
             return a + rest[0] & 0xFFFFFFFF
+        case "shf" if op == "shf.l.wrap.b32":
+            return ((rest[0] << 32 | a) << rest[1] >> 32) & 0xFFFFFFFF
         case "lop3":
             return _of_three(a, rest[0], rest[1], table=int(rest[2]))
         case "prmt":

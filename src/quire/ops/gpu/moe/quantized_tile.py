@@ -119,7 +119,7 @@ def multiply_tile(
         store_scales(tail_numbers, tail_pairs, tail_others, tail_half, 0, KIND, SECOND, GROUP, TAIL_SPAN, OFFSET_SCALES)
         tail_of = ()
         for part in gl.static_range(TAIL_PARTS):
-            tail_of = tail_of + halves_of(tail_words[part])
+            tail_of = tail_of + halves_of(tail_words[part], KIND == "powers")
         for number in gl.static_range(TAIL):
             acc = multiply_slab(
                 acc, x_slabs, arrived, slab, tail_of, tail_high, tail_pair_lines, tail_other_lines, 0, number,
@@ -139,7 +139,7 @@ def multiply_tile(
         )
         halves = ()
         for part in gl.static_range(PARTS):
-            halves = halves + halves_of(words[part])
+            halves = halves + halves_of(words[part], KIND == "powers")
         next_words = load_words(word_ptrs, ahead, PARTS, WIDTH)
         next_high = load_words(high_ptrs, ahead, PARTS, WIDTH) if HIGH > 0 else ()
         buffer = span % 2

@@ -1,0 +1,72 @@
+"""Words of MXFP4's values: every value in every plane, by torch and by a GPU's instructions."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from ops.gluon_on_cpu import Values, on_cpu
+from ops.ptx import execute, run
+from quire.ops.gpu.linear import wide_planes
+from quire.ops.gpu.linear.e2m1 import E2M1, nibbles_of, place, plane_pairs, unpack_e2m1
+from quire.ops.gpu.linear.grouped_layout import pack_codebook4, pack_int4
+from quire.ops.gpu.linear.wide_unpack import operands, unpack_pieces
+
+BF16 = torch.bfloat16
+
+
+def random_words(count: int = 4096) -> Tensor:
+    """Words of eight nibbles [1, 1, count]"""
+    values = torch.randint(-(2**31), 2**31, (1, 1, count), generator=torch.Generator().manual_seed(1))
+    return values.int()
+
+
+def values_of(words: Tensor) -> Tensor:
+    """[8, count]"""
+    nibbles = torch.stack([words[0, 0] >> 4 * plane & 15 for plane in range(8)])
+    return torch.tensor(E2M1)[nibbles.long()]
+
+
+def pairs_of(words: Tensor) -> list[Tensor]:
+    """Of words that were placed: those of lower and of upper halves, as the instructions' operands."""
+    return [words[0, 0, i::2].long() & 0xFFFFFFFF for i in (0, 1)]
+
+
+def test_words_become_nibbles_again() -> None:
+    words = random_words()
+    placed = place(words)
+    assert placed.shape == words.shape and placed.dtype == torch.int32 and not torch.equal(placed, words)
+    assert torch.equal(nibbles_of(placed), words)
+    assert torch.equal(place(torch.zeros_like(words)), torch.zeros_like(words))
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+def test_the_instructions_make_every_value_of_every_plane(dtype: torch.dtype) -> None:
+    words = random_words()
+    truth, operands = values_of(words).to(dtype), pairs_of(place(words))
+    pairs = torch.stack(execute(unpack_e2m1(dtype, in_pairs=True), operands, 8, dtype))
+    assert torch.equal(pairs.flatten(1), truth)
+    singles = torch.stack(run(unpack_e2m1(dtype, in_pairs=False), operands, 16)).to(torch.uint16).view(dtype)
+    assert torch.equal(torch.stack([singles[:8], singles[8:]], dim=-1).flatten(1), truth)
+
+
+def test_planes_are_made_by_eight_instructions() -> None:
+    assert len(plane_pairs("w", ["a", "b", "c", "d"])) == 8
+
+
+def test_wide_tiles_make_the_same_planes() -> None:
+    words, code = random_words(64), on_cpu(wide_planes)
+    halves = code.halves_of(Values(place(words)[0]), True)
+    one = Values(torch.full((1, 64), 2.0**126, dtype=BF16))
+    for piece, asm in enumerate(unpack_pieces(4, 0, 0, "powers")):
+        planes = code.gl.inline_asm_elementwise(
+            asm, operands(0, "powers"), [halves[piece // 2], one, one], (BF16, BF16), pack=2
+        )
+        both = torch.cat([plane.data for plane in planes])
+        assert torch.equal(both * 2, values_of(words)[2 * piece : 2 * piece + 2].to(BF16))
+
+
+def test_only_values_of_mxfp4_lie_in_pairs() -> None:
+    q, scales = torch.arange(512, dtype=torch.uint8).view(2, 256) % 16, torch.ones(2, 8)
+    as_nibbles = pack_int4(q, scales.half()).words
+    assert torch.equal(pack_codebook4(q, scales, E2M1).words, place(as_nibbles))
+    assert torch.equal(pack_codebook4(q, scales, [*E2M1[:15], 1.0]).words, as_nibbles)
