@@ -33,16 +33,21 @@ def run(asm: str, words: Sequence[Tensor], num_results: int) -> list[Tensor]:
             registers |= {low: registers[word] & 0xFFFF, high: registers[word] >> 16}
             continue
         target, *sources = operands.split(", ")
+        if sources[0].startswith("{"):  # two halves
+            low, high = sources[0].strip("{}").split(",")
+            registers[target] = registers[low] | registers[high] << 16
+            continue
         registers[target] = _result(op, [registers[o] if o in registers else torch.tensor(_number(o)) for o in sources])
     return [registers[f"${i}"] for i in range(num_results)]
 
 
 def _declared(names: str) -> list[str]:
-    """`a, b` or `a<2>`, which are a0 and a1"""
-    if "<" not in names:
-        return names.split(", ")
-    stem, _, count = names.rstrip(">").partition("<")
-    return [f"{stem}{i}" for i in range(int(count))]
+    """`a, b<2>`, which are a, b0 and b1"""
+    declared = []
+    for name in names.split(", "):
+        stem, _, count = name.rstrip(">").partition("<")
+        declared += [f"{stem}{i}" for i in range(int(count))] if count else [stem]
+    return declared
 
 
 def _number(word: str) -> int:

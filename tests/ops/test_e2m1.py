@@ -1,5 +1,7 @@
 """Words of MXFP4's values: every value in every plane, by torch and by a GPU's instructions."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from quire.ops.gpu.linear import wide_planes
 from quire.ops.gpu.linear.e2m1 import E2M1, nibbles_of, place, plane_pairs, unpack_e2m1
 from quire.ops.gpu.linear.grouped_layout import pack_codebook4, pack_int4
 from quire.ops.gpu.linear.wide_unpack import operands, unpack_pieces
+from quire.ops.gpu.moe.few_formats import EXPONENT, LEAST_EXPONENT, few_format
 
 BF16 = torch.bfloat16
 
@@ -63,6 +66,22 @@ def test_wide_tiles_make_the_same_planes() -> None:
         )
         both = torch.cat([plane.data for plane in planes])
         assert torch.equal(both * 2, values_of(words)[2 * piece : 2 * piece + 2].to(BF16))
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_few_routes_multiply_the_same_planes_by_powers_of_two(width: int) -> None:
+    words, groups = random_words(), width // 4
+    exponents = torch.tensor([EXPONENT - 5, 0, EXPONENT + 3, LEAST_EXPONENT, EXPONENT, EXPONENT - 9, 254, 1 + EXPONENT])
+    weight = replace(pack_codebook4(torch.zeros(1, 512, dtype=torch.uint8), torch.ones(1, 16), E2M1), words=words)
+    form = few_format(replace(weight, words=words.view(1, -1, width)), exponents)
+    assert form is not None
+    four = place(words)[0, 0].view(-1, 4).long() & 0xFFFFFFFF
+    packed = [sum(int(byte) << 8 * i for i, byte in enumerate(exponents[n : n + 4])) for n in range(0, groups, 4)]
+    operands = [*four.T, *(torch.tensor(word) for word in packed for _ in range(4))]
+    planes = torch.stack(execute(form.unpack[0], operands, 16, BF16)).view(8, 2, -1, 2).transpose(1, 2).flatten(1)
+    powers = torch.ldexp(torch.ones(8).double(), exponents - EXPONENT - 64).where(exponents > 0, 0.0)
+    by_plane = powers[:groups].repeat_interleave(8 // groups)[:, None]
+    assert torch.equal(planes.double(), values_of(words).double() * by_plane)
 
 
 def test_only_values_of_mxfp4_lie_in_pairs() -> None:

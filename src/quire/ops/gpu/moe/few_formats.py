@@ -12,7 +12,7 @@ from quire.ops.gpu.linear.unpack import asm_for
 
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 EXPONENT = 190  # of a scale of one, in the bytes of `exponents_of`
-LEAST_EXPONENT = 120  # smaller weights would not be exact
+LEAST_EXPONENT = 121  # smaller weights would not be exact
 
 
 class FewRoutesFormat(NamedTuple):
@@ -82,16 +82,21 @@ def constants_of(weight: GroupedWeight, form: FewRoutesFormat) -> dict[str, Any]
 @cache
 def _e2m1(width: int) -> str:
     """Words $16 .. $19 and the exponents of their groups -> planes of four values each, $0 and $1, $2 and $3, and so
-    on, times 2^-64. To multiply by a power of two adds the exponents, that of a subnormal number, too."""
-    lines = [".reg .b32 turned, s, t<16>;"]
+    on, times 2^-64. To multiply by a power of two adds the exponents, that of a subnormal number, too. A
+    multiplication takes a half of a register twice, so that two powers are in one."""
+    groups = 4 if width == 16 else 8
+    lines = [".reg .b32 turned, s, p<4>, t<16>;", ".reg .b16 h<8>;"]
     for word in range(4):
         pairs = [f"t{2 * (word % 2 * 4 + plane) + word // 2}" for plane in range(4)]
         lines += plane_pairs(f"${16 + word}", pairs)
+    for four in range(groups // 4):  # bytes 0 and 2, then 1 and 3, become the exponents of two bf16
+        bytes_, even, odd = f"${20 + 4 * four}", f"p{2 * four}", f"p{2 * four + 1}"
+        lines += [f"shl.b32 {even}, {bytes_}, 7;", f"and.b32 {even}, {even}, 0x7F807F80;"]
+        lines += [f"shr.u32 {odd}, {bytes_}, 1;", f"and.b32 {odd}, {odd}, 0x7F807F80;"]
+        lines += [f"mov.b32 {{h{4 * four + i}, h{4 * four + i + 2}}}, {word};" for i, word in ((0, even), (1, odd))]
     for plane in range(8):
-        group = plane // 2 if width == 16 else plane
-        if width == 32 or plane % 2 == 0:
-            lines.append(f"prmt.b32 s, ${20 + 4 * (group // 4)}, 0, 0x4{group % 4}4{group % 4};")
-            lines.append("shl.b32 s, s, 7;")
+        group = plane * groups // 8
+        lines.append(f"mov.b32 s, {{h{group},h{group}}};")
         lines += [f"mul.rn.bf16x2 ${pair}, t{pair}, s;" for pair in (2 * plane, 2 * plane + 1)]
     return "{\n" + "\n".join(lines) + "\n}"
 
