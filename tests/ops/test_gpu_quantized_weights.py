@@ -17,7 +17,7 @@ ROWS, COLUMNS = 5, 512
 
 def numbers(weight: GroupedWeight) -> torch.Tensor:
     """[num_outputs, num_inputs], by what quant_layout says of planes, groups and tables."""
-    words = nibbles_of(weight.words) if weight.codebook == E2M1 else weight.words
+    words = nibbles_of(weight.words)[: weight.num_outputs] if weight.codebook == E2M1 else weight.words
     stored = planes(words, weight.bits, 32 // weight.bits)
     if weight.high is not None:
         stored += planes(weight.high, weight.high.itemsize, 8) << 4

@@ -10,7 +10,10 @@ lie so that a mask is left to be applied
          2 or 6    to the word, rotated left by 10 bits
          3 or 7    to that, shifted left by 3
 
-which are eight instructions for eight values; the nibbles of a word as they were would take fourteen."""
+which are eight instructions for eight values; the nibbles of a word as they were would take fourteen.
+
+The words of eight rows lie together, chunk by chunk: memory is [N / 8, chunks, 8, width]. A load of eight rows, which
+is what the lanes of a warp have of an operand of tensor cores, is then 512 neighbouring bytes, not eight times 64."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -24,13 +27,39 @@ MASK = 0x81C081C0  # signs, exponents and mantissas of two bf16
 REST = 0x001B001B
 FACTOR = 0x1084
 TURN, SHIFT = 10, 3
+EIGHT = 8  # rows of which the words of a chunk lie together
 
 
 def place(words: Tensor) -> Tensor:
-    """words int32 [..., width] with eight nibbles each, the lowest first -> the same values as kernels take them"""
+    """words int32 [N, chunks, width] with eight nibbles each, the lowest first -> the same values as kernels take them,
+    with N rounded up to a multiple of eight"""
     even, odd = (words[..., i::2].long() & 0xFFFFFFFF for i in (0, 1))
     halves = (even & 0xFFFF | (odd & 0xFFFF) << 16, even >> 16 | odd >> 16 << 16)
-    return torch.stack([_place_planes(half) for half in halves], dim=-1).flatten(-2)
+    return _in_eights(torch.stack([_place_planes(half) for half in halves], dim=-1).flatten(-2))
+
+
+def stack_words(parts: Sequence[Tensor], num_rows: Sequence[int]) -> Tensor:
+    """The words of matrices that were placed, one below the other."""
+    if all(number % EIGHT == 0 for number in num_rows):
+        return torch.cat(tuple(parts))
+    rows = [rows_in_order(part)[:number] for part, number in zip(parts, num_rows, strict=True)]
+    return _in_eights(torch.cat(rows))
+
+
+def take_rows(words: Tensor, order: Tensor) -> Tensor:
+    """Some rows of words that were placed, as such."""
+    return _in_eights(rows_in_order(words)[order])
+
+
+def _in_eights(rows: Tensor) -> Tensor:
+    """[N, chunks, width] -> the same shape, N rounded up, with memory for [N / 8, chunks, 8, width]"""
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, 0, 0, -len(rows) % EIGHT))
+    return rows.unflatten(0, (-1, EIGHT)).transpose(1, 2).contiguous().view(rows.shape)
+
+
+def rows_in_order(words: Tensor) -> Tensor:
+    _, chunks, width = words.shape
+    return words.view(-1, chunks, EIGHT, width).transpose(1, 2).reshape(words.shape)
 
 
 def _place_planes(halves: Tensor) -> Tensor:
@@ -50,7 +79,8 @@ def _turn(word: Tensor, bits: int) -> Tensor:
 
 
 def nibbles_of(words: Tensor) -> Tensor:
-    """The inverse of `place`"""
+    """The inverse of `place`: [N, chunks, width], N rounded up"""
+    words = rows_in_order(words)
     first, second = (_nibbles(words[..., i::2].long() & 0xFFFFFFFF) for i in (0, 1))
     both = [first & 0xFFFF | (second & 0xFFFF) << 16, first >> 16 | second >> 16 << 16]
     return torch.stack([(word - (word >> 31 << 32)).int() for word in both], dim=-1).flatten(-2)

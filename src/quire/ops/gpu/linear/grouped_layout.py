@@ -25,7 +25,7 @@ Values lie in words of 32 bits, one for each plane: 8 planes of 4 bits, the lowe
 a chunk of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes
 are taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded.
 Where values have more than 4 bits, the others lie in `high`, in smaller words with planes of their own. MXFP4's values
-lie in pairs of words (e2m1.py).
+lie in pairs of words, and their rows in eights (e2m1.py).
 
 Where scales are small, those of an output's chunk lie together, each followed by its offset (or its zero point, in 16
 bits), and are loaded as words: fp16 beside 4-bit values, and the bytes or six bits of K-quants. K-quants have two

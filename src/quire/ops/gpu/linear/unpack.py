@@ -15,11 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.ops.gpu.linear.e2m1 import E2M1, FACTOR, REST, SHIFT, TURN, unpack_e2m1
+from quire.ops.gpu.linear.e2m1 import E2M1, EIGHT, FACTOR, REST, SHIFT, TURN, unpack_e2m1
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedArgs, GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import append
 
-TURNED, SHIFTED, RESTS, TIMES = (tl.constexpr(number) for number in (TURN, SHIFT, REST, FACTOR))
+TURNED, SHIFTED, RESTS, TIMES, EIGHTS = (tl.constexpr(number) for number in (TURN, SHIFT, REST, FACTOR, EIGHT))
 ZERO_POINTS = -1  # as `ZERO`: each group has its own
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 
@@ -52,9 +52,23 @@ def kernel_constants(weight: GroupedWeight, asm: str) -> dict[str, Any]:
         "GROUP": weight.group,
         "WIDTH": weight.width,
         "ZERO": ZERO_POINTS if weight.has_zero_points else weight.zero,
-        "CODEBOOK": "e2m1" if weight.codebook == E2M1 else "any" if weight.codebook else "",
+        "CODEBOOK": codebook_kind(weight),
         "ASM": asm,
     }
+
+
+def codebook_kind(weight: GroupedWeight) -> str:
+    """What kernels have to know of it: "e2m1", whose words lie in another order; "any"; none: ""."""
+    return "e2m1" if weight.codebook == E2M1 else "any" if weight.codebook else ""
+
+
+@triton.jit
+def word_places(rows, chunk, chunks, columns, WIDTH: tl.constexpr, CODEBOOK: tl.constexpr):
+    """Where columns of a chunk's words lie: [rows, columns]"""
+    lines = rows * chunks + chunk
+    if CODEBOOK == "e2m1":
+        lines = (rows // EIGHTS * chunks + chunk) * EIGHTS + rows % EIGHTS
+    return lines[:, None] * WIDTH + columns[None, :]
 
 
 @triton.jit

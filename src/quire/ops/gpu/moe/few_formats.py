@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.ops.gpu.linear.e2m1 import E2M1, plane_pairs, unpack_e2m1
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
-from quire.ops.gpu.linear.unpack import asm_for
+from quire.ops.gpu.linear.unpack import asm_for, codebook_kind
 
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 EXPONENT = 190  # of a scale of one, in the bytes of `exponents_of`
@@ -73,7 +73,7 @@ def constants_of(weight: GroupedWeight, form: FewRoutesFormat) -> dict[str, Any]
         "GROUP": weight.group,
         "KIND": form.kind,
         "SECOND": form.second,
-        "CODEBOOK": bool(weight.codebook),
+        "CODEBOOK": codebook_kind(weight),
         "HIGH": weight.high is not None,
         "UNPACK": form.unpack,
     }
