@@ -52,16 +52,21 @@ def few_configs(
     columns = 8 if num_routes <= MAX_NARROW_ROUTES * down.num_experts else 16
     alone = num_routes <= _max_unsorted(down.num_experts)
     first, second = (_config(experts, columns, alone) for experts in (gate_up, down))
-    long = down.rows.num_chunks >= MIN_SPLIT_CHUNKS
-    return first, second._replace(splits=2 if long and columns == 8 else 1)
+    if down.rows.num_chunks < MIN_SPLIT_CHUNKS or columns == 16:
+        return first, second
+    if down.exponents is None:
+        return first, second._replace(splits=2)
+    return first, second._replace(splits=4, parts=2) if alone else second
 
 
 def _config(experts: QuantizedExperts, columns: int, alone: bool) -> FewRoutesConfig:
-    """A route that is alone leaves multiprocessors idle, unless its inputs are shared among warps. Scales that are
-    computed take registers."""
+    """A route that is alone leaves multiprocessors idle, unless its inputs are shared among warps; with 80 registers a
+    thread, the programs of four routes run all at once. Scales that are computed take registers."""
     warps, parts = (1, 4) if alone else (4, 1)
-    depth = 2 if experts.exponents is not None else 1
-    few_scales = experts.exponents is not None or (experts.rows.super_scales is None and not experts.rows.has_offsets)
+    if experts.exponents is not None:
+        depth = 1 if alone else 3 if columns == 8 else 2
+        return FewRoutesConfig(columns, warps, depth, parts, registers=80 if alone else 128)
+    depth, few_scales = 1, experts.rows.super_scales is None and not experts.rows.has_offsets
     return FewRoutesConfig(columns, warps, depth, parts, registers=128 if few_scales else 168)
 
 
