@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 
-def execute(asm: str, words: tuple[int, ...], num_planes: int, dtype: torch.dtype) -> list[Tensor]:
+def execute(asm: str, words: Sequence[int | Tensor], num_planes: int, dtype: torch.dtype) -> list[Tensor]:
     """What the instructions make of two words, and of a third with two halves: planes of two floats each."""
-    return [_floats(plane, dtype) for plane in run(asm, [torch.tensor(word) for word in words], num_planes)]
+    return [_floats(plane, dtype) for plane in run(asm, [torch.as_tensor(word) for word in words], num_planes)]
 
 
 def run(asm: str, words: Sequence[Tensor], num_results: int) -> list[Tensor]:
@@ -33,16 +33,21 @@ def run(asm: str, words: Sequence[Tensor], num_results: int) -> list[Tensor]:
             registers |= {low: registers[word] & 0xFFFF, high: registers[word] >> 16}
             continue
         target, *sources = operands.split(", ")
+        if sources[0].startswith("{"):  # two halves
+            low, high = sources[0].strip("{}").split(",")
+            registers[target] = registers[low] | registers[high] << 16
+            continue
         registers[target] = _result(op, [registers[o] if o in registers else torch.tensor(_number(o)) for o in sources])
     return [registers[f"${i}"] for i in range(num_results)]
 
 
 def _declared(names: str) -> list[str]:
-    """`a, b` or `a<2>`, which are a0 and a1"""
-    if "<" not in names:
-        return names.split(", ")
-    stem, _, count = names.rstrip(">").partition("<")
-    return [f"{stem}{i}" for i in range(int(count))]
+    """`a, b<2>`, which are a, b0 and b1"""
+    declared = []
+    for name in names.split(", "):
+        stem, _, count = name.rstrip(">").partition("<")
+        declared += [f"{stem}{i}" for i in range(int(count))] if count else [stem]
+    return declared
 
 
 def _number(word: str) -> int:
@@ -84,6 +89,8 @@ def _result(op: str, sources: list[Tensor]) -> Tensor:
             return _word((_floats(a, dtype).double() + _floats(rest[0], dtype).double()).to(dtype))
         case "add":
             return a + rest[0] & 0xFFFFFFFF
+        case "shf" if op == "shf.l.wrap.b32":
+            return ((rest[0] << 32 | a) << rest[1] >> 32) & 0xFFFFFFFF
         case "lop3":
             return _of_three(a, rest[0], rest[1], table=int(rest[2]))
         case "prmt":

@@ -6,6 +6,7 @@ import torch
 
 from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize
+from quire.ops.gpu.linear.e2m1 import E2M1, nibbles_of
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.k_quants import K_QUANTS
 from quire.ops.gpu.linear.quantized_weights import DECODED, load_quantized
@@ -16,7 +17,8 @@ ROWS, COLUMNS = 5, 512
 
 def numbers(weight: GroupedWeight) -> torch.Tensor:
     """[num_outputs, num_inputs], by what quant_layout says of planes, groups and tables."""
-    stored = planes(weight.words, weight.bits, 32 // weight.bits)
+    words = nibbles_of(weight.words)[: weight.num_outputs] if weight.codebook == E2M1 else weight.words
+    stored = planes(words, weight.bits, 32 // weight.bits)
     if weight.high is not None:
         stored += planes(weight.high, weight.high.itemsize, 8) << 4
     q = stored.to(torch.uint8).view(torch.int8) if weight.bits == 8 else stored - weight.zero

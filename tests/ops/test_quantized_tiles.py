@@ -15,10 +15,11 @@ from ops.stored_blocks import stored_rows
 from quire.ops.gpu.activation import activate_and_mul
 from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.linear.dequantize import dequantize
+from quire.ops.gpu.linear.e2m1 import E2M1
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8, pack_zero_points
 from quire.ops.gpu.linear.quantized_weights import load_quantized
 from quire.ops.gpu.linear.wide_config import has_wide_kernel
-from quire.ops.gpu.linear.wide_format import E2M1, slab_format
+from quire.ops.gpu.linear.wide_format import slab_format
 from quire.ops.gpu.moe import moe
 from quire.ops.gpu.moe.moe import moe_mlp
 from quire.ops.gpu.moe.quantized import QuantizedExperts

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ops.gemms import DEVICE, HALF, integers, randn
 from ops.quantized_cases import CASES, plain, scaled_case
+from quire.ops.gpu.linear.e2m1 import E2M1, take_rows
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
@@ -128,7 +129,7 @@ def rows_of(weight: GroupedWeight, order: Tensor) -> dict[str, Any]:
     """Some rows, as fields."""
     return {
         "num_outputs": len(order),
-        "words": weight.words[order],
+        "words": take_rows(weight.words, order) if weight.codebook == E2M1 else weight.words[order],
         "scales": weight.scales[:, order],
         "offsets": None if weight.offsets is None else weight.offsets[:, order],
         "super_scales": None if weight.super_scales is None else weight.super_scales[:, order],

@@ -13,10 +13,11 @@ from ops.gluon_on_cpu import Pointers, Shared, Values, on_cpu
 from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize as plain_numbers
 from quire.ops.gpu.linear import wide_planes, wide_scales
+from quire.ops.gpu.linear.e2m1 import E2M1, rows_in_order
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8, pack_zero_points
 from quire.ops.gpu.linear.quantized_weights import load_quantized
 from quire.ops.gpu.linear.wide_config import can_be_wide
-from quire.ops.gpu.linear.wide_format import E2M1, WideFormat, high_bits, scale_words, slab_format
+from quire.ops.gpu.linear.wide_format import WideFormat, high_bits, scale_words, slab_format
 from quire.ops.gpu.linear.wide_unpack import operands, unpack_pieces
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 
@@ -58,7 +59,8 @@ def _planes_of_span(weight: GroupedWeight, form: WideFormat, number: int) -> Ten
     shared = [Shared(tensor) for tensor in memory]
     CODE.store_scales(numbers, *shared, half, number % 2, *stored, span, form.offset_scales)
     chunks = range(number * form.parts, (number + 1) * form.parts)
-    halves = [half for chunk in chunks for half in CODE.halves_of(Values(weight.words[:, chunk]))]
+    words = rows_in_order(weight.words)[: weight.num_outputs] if powers else weight.words
+    halves = [half for chunk in chunks for half in CODE.halves_of(Values(words[:, chunk]), powers)]
     high = [Values(weight.high[:, chunk]) for chunk in chunks] if weight.high is not None else []
     constants = weight.bits, bits_above, weight.width, form.second, form.group, items, num_halves, None, *asm
     found = []

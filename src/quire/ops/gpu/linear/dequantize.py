@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import load_scales, offset_of, scale_of, zeros_of
-from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, unpack
+from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, unpack, word_places
 
 BLOCK_N = 64  # outputs a program
 BLOCK_IDS = 16  # rows of a table
@@ -79,7 +79,7 @@ def _dequantize_kernel(
     GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
     scales = load_scales(weight, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS or ZERO < 0)
     zeros = zeros_of(scales, GROUPS, ZERO)
-    offsets = (rows * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
+    offsets = word_places(rows, chunk, tl.num_programs(1), columns, WIDTH, CODEBOOK)
     high = None if weight.high is None else tl.load(weight.high + offsets)
     like = tl.zeros((1,), out_ptr.dtype.element_ty)
     planes = unpack(tl.load(weight.words + offsets), high, zeros, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)

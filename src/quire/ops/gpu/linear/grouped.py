@@ -25,7 +25,7 @@ from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, 
 from quire.ops.gpu.linear.linear import PROGRAMS
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.split_k import finish, opaque, split_launch
-from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
+from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack, word_places
 from quire.ops.gpu.linear.wide_config import wide_config_of
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
@@ -175,7 +175,7 @@ def _grouped_kernel(
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     if OVERLAP:
         first_chunk = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
-        prefetch(weight.words + (rows * chunks + first_chunk)[:, None] * WIDTH + tl.arange(0, 2)[None, :] * 32)
+        prefetch(weight.words + word_places(rows, first_chunk, chunks, tl.arange(0, 2) * 32, WIDTH, CODEBOOK))
     wait_for_inputs(OVERLAP)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -189,7 +189,7 @@ def _grouped_kernel(
             if x_sum_ptr is not None:
                 for number in tl.static_range(GROUPS):
                     x_sums = append(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + tokens))
-            offsets = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
+            offsets = word_places(rows, chunk, chunks, columns, WIDTH, CODEBOOK)
             words = tl.load(weight.words + offsets, eviction_policy="evict_first")
             high = None if weight.high is None else tl.load(weight.high + offsets, eviction_policy="evict_first")
             planes = unpack(words, high, zeros, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)

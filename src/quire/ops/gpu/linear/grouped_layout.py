@@ -24,7 +24,8 @@ take fewer bits):
 Values lie in words of 32 bits, one for each plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make
 a chunk of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes
 are taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded.
-Where values have more than 4 bits, the others lie in `high`, in smaller words with planes of their own.
+Where values have more than 4 bits, the others lie in `high`, in smaller words with planes of their own. MXFP4's values
+lie in pairs of words, and their rows in eights (e2m1.py).
 
 Where scales are small, those of an output's chunk lie together, each followed by its offset (or its zero point, in 16
 bits), and are loaded as words: fp16 beside 4-bit values, and the bytes or six bits of K-quants. K-quants have two
@@ -39,6 +40,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from quire.ops.gpu.linear.e2m1 import E2M1, place
 
 WIDTHS = (16, 32, 64)  # words of a chunk. 16: the least K that tensor cores take
 MAX_AUTO_WIDTH = 32  # with 64, the planes of a tile take more registers than 64 tokens leave
@@ -178,6 +181,8 @@ def _pack(
     width = width or _width(K, group, 32 // bits)
     assert width in WIDTHS and width <= group
     words = _words(q, bits, width)
+    if codebook == E2M1:
+        words = place(words)
     chunk, has_offsets = 32 // bits * width, offsets is not None
     num_groups = -(-words.shape[1] * chunk // group)
     scales = _by_group(scales, num_groups)

@@ -15,9 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.ops.gpu.linear.e2m1 import E2M1, EIGHT, FACTOR, REST, SHIFT, TURN, unpack_e2m1
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedArgs, GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import append
 
+TURNED, SHIFTED, RESTS, TIMES, EIGHTS = (tl.constexpr(number) for number in (TURN, SHIFT, REST, FACTOR, EIGHT))
 ZERO_POINTS = -1  # as `ZERO`: each group has its own
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 
@@ -29,6 +31,8 @@ def asm_for(weight: GroupedWeight, dtype: torch.dtype) -> str:
         return ""
     if weight.bits == 8:
         return _int8(dtype)
+    if weight.codebook == E2M1:
+        return unpack_e2m1(dtype, in_pairs=False)
     if weight.codebook:
         return _codebook(dtype, weight.codebook)
     if weight.has_zero_points:
@@ -48,9 +52,23 @@ def kernel_constants(weight: GroupedWeight, asm: str) -> dict[str, Any]:
         "GROUP": weight.group,
         "WIDTH": weight.width,
         "ZERO": ZERO_POINTS if weight.has_zero_points else weight.zero,
-        "CODEBOOK": bool(weight.codebook),
+        "CODEBOOK": codebook_kind(weight),
         "ASM": asm,
     }
+
+
+def codebook_kind(weight: GroupedWeight) -> str:
+    """What kernels have to know of it: "e2m1", whose words lie in another order; "any"; none: ""."""
+    return "e2m1" if weight.codebook == E2M1 else "any" if weight.codebook else ""
+
+
+@triton.jit
+def word_places(rows, chunk, chunks, columns, WIDTH: tl.constexpr, CODEBOOK: tl.constexpr):
+    """Where columns of a chunk's words lie: [rows, columns]"""
+    lines = rows * chunks + chunk
+    if CODEBOOK == "e2m1":
+        lines = (rows // EIGHTS * chunks + chunk) * EIGHTS + rows % EIGHTS
+    return lines[:, None] * WIDTH + columns[None, :]
 
 
 @triton.jit
@@ -68,14 +86,16 @@ def unpack(
     """words int32 [n, width], and None or further bits of their values, and a tuple of zero points [n] of the groups ->
     a tuple of planes, in the dtype of `like`"""
     d = like.dtype
-    if ASM == "":
+    if CODEBOOK == "e2m1":
+        planes = _unpack_pairs(words, like, codebook, ASM)
+    elif ASM == "":
         planes = ()
         for plane in tl.static_range(32 // BITS):
             q = (words >> (BITS * plane)) & ((1 << BITS) - 1)
             if high is not None:
                 HIGH: tl.constexpr = 2 if high.dtype == tl.int16 else 1
                 q += (high.to(tl.int32) >> (HIGH * plane) & ((1 << HIGH) - 1)) << BITS
-            if CODEBOOK:
+            if CODEBOOK != "":
                 values = tl.load(codebook + q).to(d)
             elif BITS == 8:
                 values = ((q ^ 128) - 128).to(tl.float32).to(d)
@@ -102,6 +122,44 @@ def unpack(
             pack=2,
         )
     return planes
+
+
+@triton.jit
+def _unpack_pairs(words, like, codebook, ASM: tl.constexpr):
+    """As `unpack`, of words in pairs (e2m1.py)."""
+    first, second = tl.split(tl.reshape(words, (words.shape[0], words.shape[1] // 2, 2)))
+    if ASM == "":
+        evens, odds = _values_of(first, second, codebook, 0), _values_of(first, second, codebook, 16)
+    else:
+        s = tl.int16
+        halves = tl.inline_asm_elementwise(
+            ASM,
+            "=h,=h,=h,=h,=h,=h,=h,=h,=h,=h,=h,=h,=h,=h,=h,=h,r,r",
+            [first, second],
+            (s, s, s, s, s, s, s, s, s, s, s, s, s, s, s, s),
+            is_pure=True,
+            pack=1,
+        )
+        evens, odds = halves[:8], halves[8:]
+    planes = ()
+    for plane in tl.static_range(8):
+        both = tl.interleave(evens[plane], odds[plane])
+        planes = append(planes, both.to(like.dtype) if ASM == "" else both.to(like.dtype, bitcast=True))
+    return planes
+
+
+@triton.jit
+def _values_of(first, second, codebook, HALF: tl.constexpr):
+    """Planes of the words whose values are the lower halves of pairs (0) or the upper ones (16)."""
+    values = ()
+    for number in tl.static_range(2):
+        word = first if number == 0 else second
+        turned = (word << TURNED) | ((word >> (32 - TURNED)) & ((1 << TURNED) - 1))
+        floats = (word, (word & RESTS) * TIMES, turned, turned << SHIFTED)
+        for plane in tl.static_range(4):
+            bits = floats[plane] >> HALF
+            values = append(values, tl.load(codebook + (((bits >> 6) & 7) | ((bits >> 12) & 8))))
+    return values
 
 
 @triton.jit

@@ -5,11 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire.ops.gpu.linear.e2m1 import E2M1
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
 
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
-# Twice MXFP4's values. Weights with them have scales that are powers of two.
-E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
 
 
 class WideFormat(NamedTuple):

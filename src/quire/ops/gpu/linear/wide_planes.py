@@ -8,11 +8,15 @@ from triton.experimental.gluon import language as gl
 from quire.ops.gpu.linear.wide_scales import append
 
 HALVES = gl.constexpr("prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632;")
+WHOLE = gl.constexpr("mov.b32 $0, $2; mov.b32 $1, $3;")
 
 
 @gluon.jit
-def halves_of(words):
-    return gl.inline_asm_elementwise(HALVES, "=r,=r,r,r", [words], (gl.int16, gl.int16), is_pure=True, pack=2)
+def halves_of(words, IN_PAIRS: gl.constexpr = False):
+    """Planes of two words in a register: the lower halves' and the upper halves'. Words in pairs (e2m1.py) have them
+    so."""
+    asm: gl.constexpr = WHOLE if IN_PAIRS else HALVES
+    return gl.inline_asm_elementwise(asm, "=r,=r,r,r", [words], (gl.int16, gl.int16), is_pure=True, pack=2)
 
 
 @gluon.jit

@@ -23,11 +23,11 @@ def slabs_descriptor(x: Tensor, block_m: int, slabs: int) -> TensorDescriptor:
 
 
 @gluon.jit
-def load_words(ptrs, chunk, PARTS: gl.constexpr, WIDTH: gl.constexpr):
-    """The words of a span's chunks."""
+def load_words(ptrs, chunk, PARTS: gl.constexpr, STEP: gl.constexpr):
+    """The words of a span's chunks, which are STEP words apart."""
     words = ()
     for part in gl.static_range(PARTS):
-        words = append(words, gl.load(ptrs + (chunk * PARTS + part) * WIDTH))
+        words = append(words, gl.load(ptrs + (chunk * PARTS + part) * STEP))
     return words
 
 

@@ -7,6 +7,8 @@ middle of all values, which is subtracted from the values, is added to it (wide_
 
 from functools import cache
 
+from quire.ops.gpu.linear.e2m1 import first_planes, last_planes
+
 LARGE = 0x4300  # bf16 128, with room for seven bits
 
 
@@ -19,8 +21,8 @@ def unpack_pieces(bits: int, high_bits: int, zero: int, second: str) -> tuple[st
 
 
 def operands(high_bits: int, second: str) -> str:
-    """Constraints of an instruction's operands: two planes; half a word, further bits, the main parts of scales, the
-    rests, zero points or offsets of both planes."""
+    """Constraints of an instruction's operands: two planes; half a word (of words in pairs a whole one), further bits,
+    the main parts of scales, the rests, zero points or offsets of both planes."""
     if second == "powers":
         return "=r,=r,r,r,r"
     return "=r,=r,r" + ",r" * (5 if high_bits else 4) + ("" if second == "none" else ",r,r")
@@ -55,16 +57,10 @@ def _unpack(piece: int, bits: int, high_bits: int, zero: int, second: str) -> st
 
 
 def _unpack_e2m1(piece: int) -> str:
-    """Exponent and mantissa of four bits become the lowest exponent bits of a bf16 and the top of its mantissa: a
-    value times 2^-126, of the doubled values of a codebook half of that."""
-    lines = [".reg .b32 s, t;"]
-    for plane in (0, 1):
-        first = (2 * piece + plane) * 4 % 16
-        lines.append(f"shr.u32 t, $2, {first - 6};" if first > 6 else f"shl.b32 t, $2, {6 - first};")
-        lines.append("and.b32 t, t, 0x01C001C0;")
-        lines.append(f"shl.b32 s, $2, {12 - first};" if first < 12 else "mov.b32 s, $2;")
-        lines.append("lop3.b32 s, s, 0x80008000, t, 0xEA;")
-        lines.append(f"mul.rn.bf16x2 ${plane}, s, ${3 + plane};")
+    """Planes of a word in pairs (e2m1.py), and what they are multiplied with."""
+    planes = last_planes if piece % 2 else first_planes
+    lines = [".reg .b32 turned, s<2>;", *planes("$2", ("s0", "s1"))]
+    lines += [f"mul.rn.bf16x2 ${plane}, s{plane}, ${3 + plane};" for plane in (0, 1)]
     return "{\n" + "\n".join(lines) + "\n}"
 
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quire.ops.gpu.linear.e2m1 import E2M1, plane_pairs, unpack_e2m1
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
-from quire.ops.gpu.linear.unpack import asm_for
+from quire.ops.gpu.linear.unpack import asm_for, codebook_kind
 
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 EXPONENT = 190  # of a scale of one, in the bytes of `exponents_of`
-LEAST_EXPONENT = 120  # smaller weights would not be exact
-DOUBLED_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+LEAST_EXPONENT = 121  # smaller weights would not be exact
 
 
 class FewRoutesFormat(NamedTuple):
@@ -23,7 +23,7 @@ class FewRoutesFormat(NamedTuple):
 
 def exponents_of(weight: GroupedWeight) -> Tensor | None:
     """The scales of MXFP4, powers of two, as bytes: int32 [chunks, N, words]. None where they are something else."""
-    if weight.codebook != (*DOUBLED_E2M1, *(-value for value in DOUBLED_E2M1)) or weight.group != 32:
+    if weight.codebook != E2M1 or weight.group != 32:
         return None
     fractions, exponents = torch.frexp(weight.scales.float())
     is_zero = weight.scales == 0
@@ -49,7 +49,9 @@ def few_format(weight: GroupedWeight, exponents: Tensor | None) -> FewRoutesForm
     else:
         kind = "six" if weight.scales.dtype == torch.int32 else "bytes"
     if weight.codebook:
-        return FewRoutesFormat(kind, second, (asm_for(weight, torch.bfloat16),))
+        in_pairs = weight.codebook == E2M1
+        asm = unpack_e2m1(torch.bfloat16, True) if in_pairs else asm_for(weight, torch.bfloat16)
+        return FewRoutesFormat(kind, second, (asm,))
     high_bits = 0 if weight.high is None else HIGH_BITS[weight.high.dtype]
     planes = range(32 // weight.bits)
     return FewRoutesFormat(
@@ -71,7 +73,7 @@ def constants_of(weight: GroupedWeight, form: FewRoutesFormat) -> dict[str, Any]
         "GROUP": weight.group,
         "KIND": form.kind,
         "SECOND": form.second,
-        "CODEBOOK": bool(weight.codebook),
+        "CODEBOOK": codebook_kind(weight),
         "HIGH": weight.high is not None,
         "UNPACK": form.unpack,
     }
@@ -80,24 +82,22 @@ def constants_of(weight: GroupedWeight, form: FewRoutesFormat) -> dict[str, Any]
 @cache
 def _e2m1(width: int) -> str:
     """Words $16 .. $19 and the exponents of their groups -> planes of four values each, $0 and $1, $2 and $3, and so
-    on, times 2^-64. Sign, exponent and mantissa are put where a bf16 has them; to multiply by a power of two adds the
-    exponents, that of a number whose bits are those of a subnormal one, too."""
-    lines = [".reg .b32 r, t, u, s;"]
-    for byte in range(4):
-        for plane in (2 * byte, 2 * byte + 1):
-            group = plane // 2 if width == 16 else plane
-            if width == 32 or plane % 2 == 0:
-                lines.append(f"prmt.b32 s, ${20 + 4 * (group // 4)}, 0, 0x4{group % 4}4{group % 4};")
-                lines.append("shl.b32 s, s, 7;")
-            for pair in (0, 1):
-                both = (byte + 4) * 0x1100 + byte * 0x11  # the byte of two words, twice
-                lines.append(f"prmt.b32 r, ${16 + 2 * pair}, ${17 + 2 * pair}, 0x{both:04X};")
-                if plane % 2:
-                    lines += ["shl.b32 t, r, 2;", "and.b32 u, r, 0x80008000;"]
-                    lines.append("lop3.b32 t, t, 0x01C001C0, u, 0xEA;")  # (t & 0x01C001C0) | u
-                else:  # four bits times 2^12 + 2^6 are in both places
-                    lines += ["and.b32 t, r, 0x000F000F;", "mul.lo.u32 t, t, 0x1040;", "and.b32 t, t, 0x81C081C0;"]
-                lines.append(f"mul.rn.bf16x2 ${2 * plane + pair}, t, s;")
+    on, times 2^-64. To multiply by a power of two adds the exponents, that of a subnormal number, too. A
+    multiplication takes a half of a register twice, so that two powers are in one."""
+    groups = 4 if width == 16 else 8
+    lines = [".reg .b32 turned, s, p<4>, t<16>;", ".reg .b16 h<8>;"]
+    for word in range(4):
+        pairs = [f"t{2 * (word % 2 * 4 + plane) + word // 2}" for plane in range(4)]
+        lines += plane_pairs(f"${16 + word}", pairs)
+    for four in range(groups // 4):  # bytes 0 and 2, then 1 and 3, become the exponents of two bf16
+        bytes_, even, odd = f"${20 + 4 * four}", f"p{2 * four}", f"p{2 * four + 1}"
+        lines += [f"shl.b32 {even}, {bytes_}, 7;", f"and.b32 {even}, {even}, 0x7F807F80;"]
+        lines += [f"shr.u32 {odd}, {bytes_}, 1;", f"and.b32 {odd}, {odd}, 0x7F807F80;"]
+        lines += [f"mov.b32 {{h{4 * four + i}, h{4 * four + i + 2}}}, {word};" for i, word in ((0, even), (1, odd))]
+    for plane in range(8):
+        group = plane * groups // 8
+        lines.append(f"mov.b32 s, {{h{group},h{group}}};")
+        lines += [f"mul.rn.bf16x2 ${pair}, t{pair}, s;" for pair in (2 * plane, 2 * plane + 1)]
     return "{\n" + "\n".join(lines) + "\n}"
 
 

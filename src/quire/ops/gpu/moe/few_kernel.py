@@ -62,7 +62,7 @@ def _add_chunk(
             up_acc = mma_v2(gl.convert_layout(up_planes[plane], A, assert_trivial=True), x, up_acc)
     else:
         GROUPS: gl.constexpr = max(PLANES * WIDTH // GROUP, 1)
-        if CODEBOOK:
+        if CODEBOOK != "":
             planes, up_planes = all_planes(loaded, KIND, UNPACK), all_planes(up_loaded, KIND, UNPACK)
         else:
             planes, up_planes = halves_of(loaded[0]), halves_of(up_loaded[0])
@@ -80,7 +80,7 @@ def _add_chunk(
             part, up_part, x_sum = gl.zeros_like(acc), gl.zeros_like(acc), gl.zeros_like(acc)
             for number in gl.static_range(EACH):
                 x = x_chunk.slice((group * EACH + number) * WIDTH, WIDTH, 2).permute((0, 2, 1)).load(B)
-                if CODEBOOK:
+                if CODEBOOK != "":
                     w, up_w = planes[group * EACH + number], up_planes[group * EACH + number]
                 else:
                     w = plane_of(planes, loaded, group * EACH + number, SECOND, HIGH, EACH, BITS, UNPACK)
@@ -173,17 +173,22 @@ def few_kernel(
         part = (gl.program_id(2) * PARTS + gl.arange(0, PARTS, gl.SliceLayout(1, ROWS)))[:, None]
         begin = gl.minimum(part * SHARE, chunks - SHARE)
         pointers = pointers_of(words_ptr, high_ptr, scales_ptr, offsets_ptr, super_ptr, expert_rows, rows, columns,
-                               begin, chunks, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH)  # fmt: skip
+                               begin, chunks, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH,
+                               CODEBOOK)  # fmt: skip
         up_pointers = pointers_of(words_ptr, high_ptr, scales_ptr, offsets_ptr, super_ptr, expert_rows, up_rows,
-                                  columns, begin, chunks, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK,
-                                  WIDTH)  # fmt: skip
+                                  columns, begin, chunks, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH,
+                                  CODEBOOK)  # fmt: skip
         loaded, up_loaded = (), ()
         zero = gl.program_id(2) * 0
         for d in gl.static_range(DEPTH):
             loaded = append(loaded, load_chunk(
-                pointers, begin, zero + d, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH))  # fmt: skip
+                pointers, begin, zero + d, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH,
+                CODEBOOK,
+            ))  # fmt: skip
             up_loaded = append(up_loaded, load_chunk(
-                up_pointers, begin, zero + d, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH))  # fmt: skip
+                up_pointers, begin, zero + d, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH,
+                CODEBOOK,
+            ))  # fmt: skip
         if OVERLAP and IDS_ARE_KNOWN:
             gdc_wait()
             gdc_launch_dependents()
@@ -215,9 +220,13 @@ def few_kernel(
                 if not ONCE:
                     ahead = gl.minimum(outer + d + DEPTH, SHARE - 1)
                     coming = append(coming, load_chunk(
-                        pointers, begin, ahead, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH))  # fmt: skip
+                        pointers, begin, ahead, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH,
+                        CODEBOOK,
+                    ))  # fmt: skip
                     up_coming = append(up_coming, load_chunk(
-                        up_pointers, begin, ahead, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH))  # fmt: skip
+                        up_pointers, begin, ahead, all_outputs, KIND, SECOND, HIGH, GROUP, CHUNK, WIDTH,
+                        CODEBOOK,
+                    ))  # fmt: skip
             if not ONCE:
                 loaded, up_loaded = coming, up_coming
                 half = DEPTH - half

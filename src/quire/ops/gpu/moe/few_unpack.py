@@ -48,10 +48,17 @@ def pointers_of(
     GROUP: gl.constexpr,
     CHUNK: gl.constexpr,
     WIDTH: gl.constexpr,
+    CODEBOOK: gl.constexpr,
 ):
     """Of each part's first chunk: what `load_chunk` adds chunks to."""
-    inside = (rows * chunks + begin)[:, :, None] * WIDTH + columns[None, :][None, :, :]
-    before = expert_rows * chunks * WIDTH
+    if CODEBOOK == "e2m1":  # the words of eight rows lie together
+        all_rows = expert_rows + rows
+        lines = (all_rows // 8 * chunks + begin) * 8 + all_rows % 8
+        before = 0
+    else:
+        lines = rows * chunks + begin
+        before = expert_rows * chunks * WIDTH
+    inside = lines[:, :, None] * WIDTH + columns[None, :][None, :, :]
     PER_GROUP: gl.constexpr = 1 if SECOND == "none" else 2
     GROUPS: gl.constexpr = max(CHUNK // GROUP, 1)
     words = words_ptr + before + inside
@@ -76,10 +83,12 @@ def load_chunk(
     GROUP: gl.constexpr,
     CHUNK: gl.constexpr,
     WIDTH: gl.constexpr,
+    CODEBOOK: gl.constexpr,
 ):
     """A chunk's words, further bits, and the numbers of its groups, all as they lie in memory."""
     word_ptr, high_ptr, scale_ptr, offset_ptr, super_ptr = pointers
-    words = gl.load(word_ptr + chunk * WIDTH, eviction_policy="evict_first")
+    STEP: gl.constexpr = 8 * WIDTH if CODEBOOK == "e2m1" else WIDTH
+    words = gl.load(word_ptr + chunk * STEP, eviction_policy="evict_first")
     high = gl.load(high_ptr + chunk * WIDTH, eviction_policy="evict_first") if HIGH else words
     GROUPS: gl.constexpr = max(CHUNK // GROUP, 1)
     PER_GROUP: gl.constexpr = 1 if SECOND == "none" else 2

@@ -11,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.activation import activate_times
+from quire.ops.gpu.linear.e2m1 import E2M1, stack_words
 from quire.ops.gpu.linear.grouped import group_sums
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of, zeros_of
-from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
+from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack, word_places
 from quire.ops.gpu.moe.few_formats import exponents_of
 
 MAX_TILE_ROUTES = 64
@@ -55,13 +56,18 @@ def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> Quantized
     rows = replace(
         parts[0],
         num_outputs=sum(part.num_outputs for part in parts),
-        words=torch.cat([part.words for part in parts]),
+        words=_stack_words(parts),
         scales=torch.cat(scales, dim=1),
         offsets=_concatenate(offsets, dim=1),
         super_scales=_concatenate(super_scales, dim=1),
         high=_concatenate(high, dim=0),
     )
     return QuantizedExperts(num_experts, rows, exponents_of(rows))
+
+
+def _stack_words(parts: Sequence[GroupedWeight]) -> Tensor:
+    words = [part.words for part in parts]
+    return stack_words(words, [part.num_outputs for part in parts]) if parts[0].codebook == E2M1 else torch.cat(words)
 
 
 def _concatenate(parts: Sequence[Tensor | None], dim: int) -> Tensor | None:
@@ -217,7 +223,7 @@ def _gemm(
         if x_sum_ptr is not None:
             for number in tl.static_range(GROUPS):
                 x_sums = append(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + rows))
-        offsets = (outputs * chunks + chunk)[:, None] * WIDTH + columns[None, :]
+        offsets = word_places(outputs, chunk, chunks, columns, WIDTH, CODEBOOK)
         high = None if weight.high is None else tl.load(weight.high + offsets)
         planes = unpack(tl.load(weight.words + offsets), high, zeros, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
         for number in tl.static_range(GROUPS):

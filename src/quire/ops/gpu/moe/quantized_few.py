@@ -52,17 +52,33 @@ def few_configs(
     columns = 8 if num_routes <= MAX_NARROW_ROUTES * down.num_experts else 16
     alone = num_routes <= _max_unsorted(down.num_experts)
     first, second = (_config(experts, columns, alone) for experts in (gate_up, down))
-    long = down.rows.num_chunks >= MIN_SPLIT_CHUNKS
-    return first, second._replace(splits=2 if long and columns == 8 else 1)
+    if down.rows.num_chunks < MIN_SPLIT_CHUNKS or columns == 16:
+        return first, second
+    if down.exponents is None:
+        return first, second._replace(splits=2)
+    return first, second._replace(splits=4, parts=2) if alone else second
 
 
 def _config(experts: QuantizedExperts, columns: int, alone: bool) -> FewRoutesConfig:
     """A route that is alone leaves multiprocessors idle, unless its inputs are shared among warps. Scales that are
     computed take registers."""
     warps, parts = (1, 4) if alone else (4, 1)
-    depth = 2 if experts.exponents is not None else 1
-    few_scales = experts.exponents is not None or (experts.rows.super_scales is None and not experts.rows.has_offsets)
-    return FewRoutesConfig(columns, warps, depth, parts, registers=128 if few_scales else 168)
+    if experts.exponents is not None:
+        depth, registers = _depth_of_mxfp4(columns, alone, experts.rows.width)
+    else:
+        few_scales = experts.rows.super_scales is None and not experts.rows.has_offsets
+        depth, registers = 1, 128 if few_scales else 168
+    return FewRoutesConfig(columns, warps, depth, parts, registers=registers)
+
+
+def _depth_of_mxfp4(columns: int, alone: bool, width: int) -> tuple[int, int]:
+    """And registers. With 80 of a thread, all programs of four routes are on the device at once. The planes of a chunk
+    of 256 inputs take twice as many as those of 128."""
+    if width == 32:
+        return 1, 128 if alone else 144
+    if alone:
+        return 1, 80
+    return (3 if columns == 8 else 2), 128
 
 
 def _max_unsorted(num_experts: int) -> int:

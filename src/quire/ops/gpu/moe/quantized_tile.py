@@ -82,10 +82,13 @@ def multiply_tile(
         _copy(x, number, SLABS, STAGES, COPIES, TAIL_COPIES, BLOCK_M)
 
     rows = first_row + _rows_of(gl.arange(0, BLOCK_N, ROWS), column, to[5], GATED, BLOCK_N)
-    inside = (rows * chunks)[:, None] * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, WORDS))[None, :]
+    # The words of eight rows of MXFP4 lie together.
+    STEP: gl.constexpr = 8 * WIDTH if KIND == "powers" else WIDTH
+    lines = rows // 8 * 8 * chunks + rows % 8 if KIND == "powers" else rows * chunks
+    inside = lines[:, None] * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, WORDS))[None, :]
     word_ptrs = words_ptr + inside
     high_ptrs = high_ptr + inside if HIGH > 0 else word_ptrs
-    words = load_words(word_ptrs, 0, PARTS, WIDTH)
+    words = load_words(word_ptrs, 0, PARTS, STEP)
     high = load_words(high_ptrs, 0, PARTS, WIDTH) if HIGH > 0 else ()
     places = gl.arange(0, BLOCK_N, gl.SliceLayout(0, SCALES))
     scale_rows = (first_row + _rows_of(places, column, to[5], GATED, BLOCK_N))[None, :]
@@ -97,7 +100,7 @@ def multiply_tile(
     slab = 0
     if TAIL > 0:
         tail = spans * PARTS // TAIL_PARTS
-        tail_words = load_words(word_ptrs, tail, TAIL_PARTS, WIDTH)
+        tail_words = load_words(word_ptrs, tail, TAIL_PARTS, STEP)
         tail_high = load_words(high_ptrs, tail, TAIL_PARTS, WIDTH) if HIGH > 0 else ()
         tail_places = gl.arange(0, BLOCK_N, gl.SliceLayout(0, TAIL_SCALES))
         tail_rows = (first_row + _rows_of(tail_places, column, to[5], GATED, BLOCK_N))[None, :]
@@ -119,7 +122,7 @@ def multiply_tile(
         store_scales(tail_numbers, tail_pairs, tail_others, tail_half, 0, KIND, SECOND, GROUP, TAIL_SPAN, OFFSET_SCALES)
         tail_of = ()
         for part in gl.static_range(TAIL_PARTS):
-            tail_of = tail_of + halves_of(tail_words[part])
+            tail_of = tail_of + halves_of(tail_words[part], KIND == "powers")
         for number in gl.static_range(TAIL):
             acc = multiply_slab(
                 acc, x_slabs, arrived, slab, tail_of, tail_high, tail_pair_lines, tail_other_lines, 0, number,
@@ -139,8 +142,8 @@ def multiply_tile(
         )
         halves = ()
         for part in gl.static_range(PARTS):
-            halves = halves + halves_of(words[part])
-        next_words = load_words(word_ptrs, ahead, PARTS, WIDTH)
+            halves = halves + halves_of(words[part], KIND == "powers")
+        next_words = load_words(word_ptrs, ahead, PARTS, STEP)
         next_high = load_words(high_ptrs, ahead, PARTS, WIDTH) if HIGH > 0 else ()
         buffer = span % 2
         for number in gl.static_range(SLABS):
