@@ -11,6 +11,7 @@ MIN_SLOPE_WEIGHT = 0.1  # of one pair of steps in a slope, when many are known
 KEPT_STEPS = 3  # that a level rests on which was learnt some time ago: contexts may be others now
 OTHER_ROWS_WEIGHT = 0.3  # of a pair of steps with different sequences: their contexts differ, too
 FORGETTING = 0.9997  # of a slope, in one step: what seemed too dear is tried again after some thousand steps
+FORGETTING_INTERVAL = 8  # steps that slopes forget at once: it takes the host time
 MAX_SURPRISE = 0.5  # of a predicted time, the most that one pair of steps teaches: one of them may have been delayed
 MAX_STEP_OUTLIER = 3.0  # a longer step, in multiples of its predicted time, counts as this: something delayed it
 
@@ -35,6 +36,7 @@ class StepCostModel:
         self._levels: dict[int, tuple[float, int]] = {}  # of others: the level, and its steps
         self._slopes = [0.0] * len(KNOTS)  # seconds a token, from each knot on
         self._knot_rises = [0.0] * len(KNOTS)  # what all tokens up to a knot add
+        self._num_remembered = 0  # steps since slopes were forgotten
         self._weights = [0.0] * len(KNOTS)  # pairs of steps that a slope rests on; 0: it is that of a neighbour
         self._last: tuple[int, int, float] | None = None  # (tokens, rows, seconds)
 
@@ -102,15 +104,19 @@ class StepCostModel:
             self._level = seconds / (1.0 + self._prior * (num_tokens - 1))
             self._spread()
         seconds = min(seconds, MAX_STEP_OUTLIER * self.seconds(num_tokens))
-        if not self._sizes and self._last is not None and self._last[0] != num_tokens:
+        has_learnt = not self._sizes and self._last is not None and self._last[0] != num_tokens
+        if has_learnt and self._last is not None:
             self._learn_slopes(num_tokens, seconds, num_rows, *self._last)
         self._last = num_tokens, num_rows, seconds
         self._num_steps += 1
         weight = max(LEVEL_WEIGHT, 1.0 / self._num_steps)
         self._level += weight * (seconds - self._rise(num_tokens) - self._level)
         self._level = max(self._level, seconds * 1e-3)
-        self._slopes = [slope * FORGETTING for slope in self._slopes]
-        self._spread()
+        self._num_remembered += 1
+        if has_learnt or self._num_steps <= FORGETTING_INTERVAL or self._num_remembered == FORGETTING_INTERVAL:
+            self._slopes = [slope * FORGETTING**self._num_remembered for slope in self._slopes]
+            self._num_remembered = 0
+            self._spread()
 
     def forget_last(self) -> None:
         """A step of another kind ran: the next one has no predecessor."""
