@@ -60,14 +60,25 @@ def few_configs(
 
 
 def _config(experts: QuantizedExperts, columns: int, alone: bool) -> FewRoutesConfig:
-    """A route that is alone leaves multiprocessors idle, unless its inputs are shared among warps; with 80 registers a
-    thread, the programs of four routes run all at once. Scales that are computed take registers."""
+    """A route that is alone leaves multiprocessors idle, unless its inputs are shared among warps. Scales that are
+    computed take registers."""
     warps, parts = (1, 4) if alone else (4, 1)
     if experts.exponents is not None:
-        depth = 1 if alone else 3 if columns == 8 else 2
-        return FewRoutesConfig(columns, warps, depth, parts, registers=80 if alone else 128)
-    depth, few_scales = 1, experts.rows.super_scales is None and not experts.rows.has_offsets
-    return FewRoutesConfig(columns, warps, depth, parts, registers=128 if few_scales else 168)
+        depth, registers = _depth_of_mxfp4(columns, alone, experts.rows.width)
+    else:
+        few_scales = experts.rows.super_scales is None and not experts.rows.has_offsets
+        depth, registers = 1, 128 if few_scales else 168
+    return FewRoutesConfig(columns, warps, depth, parts, registers=registers)
+
+
+def _depth_of_mxfp4(columns: int, alone: bool, width: int) -> tuple[int, int]:
+    """And registers. With 80 of a thread, all programs of four routes are on the device at once. The planes of a chunk
+    of 256 inputs take twice as many as those of 128."""
+    if width == 32:
+        return 1, 128 if alone else 144
+    if alone:
+        return 1, 80
+    return (3 if columns == 8 else 2), 128
 
 
 def _max_unsorted(num_experts: int) -> int:
