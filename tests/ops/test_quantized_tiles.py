@@ -22,7 +22,9 @@ from quire.ops.gpu.linear.wide_config import has_wide_kernel
 from quire.ops.gpu.linear.wide_format import slab_format
 from quire.ops.gpu.moe import moe
 from quire.ops.gpu.moe.moe import moe_mlp
-from quire.ops.gpu.moe.quantized import QuantizedExperts
+from quire.ops.gpu.moe.mxfp4_config import TILES as MXFP4_TILES
+from quire.ops.gpu.moe.mxfp4_config import MXFP4Tile, can_stream, mxfp4_tile, mxfp4_tile_of
+from quire.ops.gpu.moe.quantized import QuantizedExperts, stack_experts
 from quire.ops.gpu.moe.quantized_config import TILES, tile_of, wide_tile
 from quire.ops.opset import Activation
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
@@ -56,7 +58,7 @@ def weight_of(name: str, N: int, K: int, seed: int) -> GroupedWeight:
 
 def experts_of(name: str, H: int, inner: int) -> Experts:
     gate_up, down = weight_of(name, EXPERTS * 2 * inner, H, 1), weight_of(name, EXPERTS * H, inner, 5)
-    return QuantizedExperts(EXPERTS, gate_up), QuantizedExperts(EXPERTS, down)
+    return stack_experts([gate_up], EXPERTS), stack_experts([down], EXPERTS)
 
 
 def plain_mlp(
@@ -100,6 +102,7 @@ CASES: dict[str, tuple[str, int, int]] = {  # format, inputs of gate and up, of 
 def test_wide_tiles_of_experts_beside_plain_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs that fill no tile, tiles that are full, half full and almost empty; once with biases and a clamped
     activation."""
+    monkeypatch.setattr(moe, "mxfp4_tile", lambda *args: None)
     stored, H, inner = CASES[name]
     experts, (x, ids, weights) = experts_of(stored, H, inner), routed(300, H)
     biases = randn(EXPERTS, 2 * inner, seed=6), randn(EXPERTS, H, seed=7)
@@ -117,6 +120,25 @@ def test_wide_tiles_of_experts_beside_plain_ones(name: str, monkeypatch: pytest.
             # Beside the numbers of a file, the plain weights, which are bf16, are off by 5 to 9e-3 themselves.
             tolerance = 1.5e-2 if name in STORAGE_TYPES else 6e-3
             assert (call().float() - expected).norm() <= tolerance * expected.norm()
+
+
+@NEEDS_HOPPER
+@pytest.mark.parametrize("tile", list(MXFP4_TILES.values()), ids=str)
+def test_streamed_experts_beside_plain_ones(tile: MXFP4Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs and outputs that end within a chunk and a tile."""
+    monkeypatch.setattr(moe, "mxfp4_tile", lambda *args: tile)
+    experts, (x, ids, weights) = experts_of("e2m1 32", 2880, 320), routed(300, 2880)
+    biases = randn(EXPERTS, 640, seed=6), randn(EXPERTS, 2880, seed=7)
+    none = torch.zeros_like(biases[0]), torch.zeros_like(biases[1])
+    given = x, ids, weights, *experts
+    calls: list[Any] = [partial(moe_mlp, *given), partial(moe_mlp, *given, Activation.CLAMPED_SWIGLU, *biases)]
+    if HOPPER:
+        compile_ahead(calls)
+    truths = (Activation.SILU, none), (Activation.CLAMPED_SWIGLU, biases)
+    for call, (activation, added) in zip(calls, truths, strict=True):
+        expected = plain_mlp(x, ids, weights, experts, activation, added)
+        for _ in range(3):  # a race would not give the same sums
+            assert (call().float() - expected).norm() <= 6e-3 * expected.norm()
 
 
 @pytest.mark.skipif(not HOPPER, reason="a Hopper GPU's instructions")
@@ -146,3 +168,14 @@ def test_which_experts_and_routes_have_wide_tiles() -> None:
     sizes = [[None if tile is None else tile.block_m for tile in chosen] for chosen in tiles]
     assert sizes[0] == [None, 16, 32, 64, 128, 128, 256]
     assert sizes[1] == [None, 16, 32, 64, 64, 256, 256] and sizes[2] == [None, None, None, 64, 64, 256, 256]
+
+
+def test_which_experts_and_routes_are_streamed() -> None:
+    experts, others = experts_of("e2m1 32", 2880, 320), experts_of("e2m1 32", 512, 320)
+    assert all(map(can_stream, experts)) and not can_stream(others[0]), "chunks of 128 inputs"
+    assert not can_stream(experts_of("4 bits 32", 320, 320)[0])
+    (x, _, _) = routed(30, 2880)
+    assert (mxfp4_tile(x, *experts, 900) is not None) == HOPPER
+    assert mxfp4_tile(x.float(), *experts, 900) is None and mxfp4_tile(x, x, x, 900) is None
+    tiles = [mxfp4_tile_of(routes) for routes in (2, 8, 16, 32, 100, 1024)]
+    assert [None if tile is None else tile.block_m for tile in tiles] == [None, 16, 32, 64, 128, 128]

@@ -28,6 +28,7 @@ from quire.ops.gpu.activation import activate_times
 from quire.ops.gpu.linear.quantize_rows import quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.moe.gemv import can_gemv, gemv_mlp
+from quire.ops.gpu.moe.mxfp4_config import mxfp4_tile
 from quire.ops.gpu.moe.quantized import MAX_TILE_ROUTES, QuantizedExperts, quantized_expert_gemm
 from quire.ops.gpu.moe.quantized_config import wide_tile
 from quire.ops.gpu.moe.quantized_few import can_few, few_mlp
@@ -112,7 +113,8 @@ def moe_mlp(
     if alone and can_gemv(x, gate_up, down, T * k):
         given = x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases
         return gemv_mlp(*given, limit, overlap)
-    if alone and can_few(x, gate_up, down, T * k):
+    streamed = None if batch_invariant or not gated or all_hidden is not None else mxfp4_tile(x, gate_up, down, T * k)
+    if alone and streamed is None and can_few(x, gate_up, down, T * k):
         assert isinstance(gate_up, QuantizedExperts) and isinstance(down, QuantizedExperts)
         return few_mlp(
             x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, limit, overlap
@@ -121,6 +123,12 @@ def moe_mlp(
         parts = _tiled_parts(
             x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, limit, overlap
         )
+    elif streamed is not None:
+        from quire.ops.gpu.moe.mxfp4_tiles import mxfp4_parts  # Gluon is not in every Triton
+
+        assert isinstance(gate_up, QuantizedExperts) and isinstance(down, QuantizedExperts)
+        given = x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases
+        parts = mxfp4_parts(*given, streamed, limit, overlap)
     elif gated and all_hidden is None and not batch_invariant and (tile := wide_tile(x, gate_up, down, T * k)):
         from quire.ops.gpu.moe.quantized_tiles import wide_parts  # Gluon is not in every Triton
 
