@@ -235,7 +235,7 @@ def test_a_draft_model_that_is_asked_now_and_then_knows_what_it_has_read(
     scheduler = llm.engine._scheduler
     assert scheduler.speculation is not None
 
-    def set_quotas(plan: StepPlan, has_prompts: bool) -> None:
+    def set_quotas(plan: StepPlan, num_coming: int, num_seqs: int) -> None:
         for run in plan.runs:
             group = (seq := scheduler.rows[run.row]).group
             count = min(rng.choice([0, 0, 1, 2, 3]), group.length - seq.num_known - 2)

@@ -109,7 +109,7 @@ class Sequence:
         self.num_remote = 0  # tokens that other engines have computed for it; they are no hits of the prefix cache
         self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
         self.proposals: list[Proposal] = []  # draft tokens that may follow the last known token
-        self.num_idle = 0  # its last runs without a draft token
+        self.num_idle = 0  # its last runs for which there were draft tokens that did not pay
         self.rates: dict[str, AcceptanceRate] = {}  # of its drafts, by method
         self.mu: float | None = None  # mirostat's, after the known tokens; None: at its start
         self.cumulative_logprob = 0.0  # of the output so far, if logprobs are requested

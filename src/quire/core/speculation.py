@@ -84,7 +84,10 @@ class Speculation:
         if self._free and self._may_rest:
             for run in plan.runs:
                 seq = self._rows[run.row]
-                seq.num_idle = 0 if run.drafts else seq.num_idle + 1
+                if run.drafts:
+                    seq.num_idle = 0
+                elif seq.proposals or seq.num_idle > MAX_IDLE:
+                    seq.num_idle += 1
                 run.asks_free = seq.num_idle <= MAX_IDLE or seq.num_idle % IDLE_INTERVAL == 0
         for quotas in self._quotas:
             if quotas.should_rest(len(plan.runs), bool(plan.admitted)):

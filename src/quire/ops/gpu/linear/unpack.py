@@ -20,6 +20,7 @@ from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedArgs, Grouped
 from quire.ops.gpu.linear.grouped_scales import append
 
 TURNED, SHIFTED, RESTS, TIMES, EIGHTS = (tl.constexpr(number) for number in (TURN, SHIFT, REST, FACTOR, EIGHT))
+TURNED_BACK, TURNED_BITS = tl.constexpr(32 - TURN), tl.constexpr((1 << TURN) - 1)
 ZERO_POINTS = -1  # as `ZERO`: each group has its own
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 
@@ -154,8 +155,8 @@ def _values_of(first, second, codebook, HALF: tl.constexpr):
     values = ()
     for number in tl.static_range(2):
         word = first if number == 0 else second
-        turned = (word << TURNED) | ((word >> (32 - TURNED)) & ((1 << TURNED) - 1))
-        floats = (word, (word & RESTS) * TIMES, turned, turned << SHIFTED)
+        turned = (word << TURNED) | ((word >> TURNED_BACK) & TURNED_BITS)
+        floats = (word, ((word & RESTS).to(tl.int64) * TIMES).to(tl.int32), turned, turned << SHIFTED)
         for plane in tl.static_range(4):
             bits = floats[plane] >> HALF
             values = append(values, tl.load(codebook + (((bits >> 6) & 7) | ((bits >> 12) & 8))))
