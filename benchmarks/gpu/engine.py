@@ -166,18 +166,23 @@ SHAPES = {
 BANDWIDTH, BF16_RATE = 4.8e12, 989e12  # of an H200
 
 
-def least_seconds(shape: dict[str, Any], num_seqs: int, new_tokens: int, context: int) -> float | None:
-    """Of a step in bf16 on an H200; None where the package that counts it is not built."""
+def least_seconds(shape: dict[str, Any], kv_dtype: str, num_seqs: int, new_tokens: int, context: int) -> float | None:
+    """Of a step on an H200, with weights as config.json says they are stored; None where the package that counts it is
+    not built."""
     if find_spec("quire._native") is None:
         return None
     from quire.planning.packed_bytes import GpuFormat
     from quire.planning.planned_model import plan_model
-    from quire.planning.shape_checkpoint import shape_checkpoint
+    from quire.planning.shape_checkpoint import quantized_checkpoint, shape_checkpoint
     from quire.planning.step_counter import StepShape
+    from quire.planning.stored_types import config_format
     from quire.weights.config import CheckpointConfig
 
-    model = plan_model("shape", shape_checkpoint(CheckpointConfig(Path("config.json"), shape)), GpuFormat())
-    count = model.step(StepShape(num_seqs, new_tokens, context), model.kv_spec("auto")).count.total
+    config = CheckpointConfig(Path("config.json"), shape)
+    stored = config_format(config, config.source.parent)
+    checkpoint = quantized_checkpoint(config, stored) if stored else shape_checkpoint(config)
+    model = plan_model("shape", checkpoint, GpuFormat())
+    count = model.step(StepShape(num_seqs, new_tokens, context), model.kv_spec(kv_dtype)).count.total
     return max(count.nbytes / BANDWIDTH, count.flops / BF16_RATE)
 
 
@@ -193,7 +198,8 @@ class Bench:
     ) -> None:
         self._shape, self._max_num_seqs = SHAPES[shape], max_num_seqs
         is_quantized = stored is not None or "quantization_config" in self._shape
-        self._counted = options["quantization"] is None and options["kv_cache_dtype"] == "auto" and not is_quantized
+        self._kv_dtype = options["kv_cache_dtype"]
+        self._counted = options["quantization"] is None and stored is None
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name)
         (path / "config.json").write_text(json.dumps(self._shape))
@@ -267,7 +273,9 @@ class Bench:
         return timings
 
     def _share(self, seconds: float, num_seqs: int, new_tokens: int, context: int) -> str:
-        least = least_seconds(self._shape, num_seqs, new_tokens, context) if self._counted else None
+        if not self._counted:
+            return ""
+        least = least_seconds(self._shape, self._kv_dtype, num_seqs, new_tokens, context)
         return "" if least is None else f", {least / seconds:.0%} of the roofline"
 
     def decode(self, batch: int, context: int, num_new: int = 40) -> None:

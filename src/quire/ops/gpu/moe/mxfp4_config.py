@@ -8,9 +8,6 @@ from torch import Tensor
 from quire.ops.gpu.linear.wide_config import has_wide_kernel
 from quire.ops.gpu.moe.quantized import QuantizedExperts
 
-# The kernel passed its tests and was timed on an H200. Since then the words of eight rows lie together (e2m1.py), and
-# it has been compiled for that, but not run: until test_quantized_tiles.py passes on a GPU, wide tiles are taken.
-IS_TAKEN = False
 CHUNK = 128  # inputs: 16 words of eight values
 
 
@@ -35,8 +32,6 @@ TILES = {
 
 def mxfp4_tile(x: Tensor, gate_up: object, down: object, num_routes: int) -> MXFP4Tile | None:
     """None where the device, the experts or the number of routes are not for the kernel."""
-    if not IS_TAKEN:
-        return None
     if not isinstance(gate_up, QuantizedExperts) or not isinstance(down, QuantizedExperts):
         return None
     if x.dtype != torch.bfloat16 or not has_wide_kernel(x.device) or not all(map(can_stream, (gate_up, down))):
