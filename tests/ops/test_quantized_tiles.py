@@ -22,8 +22,8 @@ from quire.ops.gpu.linear.wide_config import has_wide_kernel
 from quire.ops.gpu.linear.wide_format import slab_format
 from quire.ops.gpu.moe import moe
 from quire.ops.gpu.moe.moe import moe_mlp
-from quire.ops.gpu.moe.mxfp4_config import MXFP4Tile, can_stream, mxfp4_tile, mxfp4_tile_of
 from quire.ops.gpu.moe.mxfp4_config import TILES as MXFP4_TILES
+from quire.ops.gpu.moe.mxfp4_config import MXFP4Tile, can_stream, mxfp4_tile, mxfp4_tile_of
 from quire.ops.gpu.moe.quantized import QuantizedExperts, stack_experts
 from quire.ops.gpu.moe.quantized_config import TILES, tile_of, wide_tile
 from quire.ops.opset import Activation
