@@ -1,7 +1,7 @@
 """What is measured of a model is kept by model, machine and options, and found again."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from math import exp
 from pathlib import Path
 from random import Random
@@ -23,7 +23,6 @@ from quire.planning.calibrate import (
     gapless,
     loop_costs,
     mean_steps,
-    of_known_times,
     ramp_that_fits,
     rounds_that_fit,
     server_costs,
@@ -131,17 +130,11 @@ def test_a_step_of_a_gpu_lasts_from_the_end_of_the_one_before() -> None:
     assert [step.seconds for step in gapless(steps)] == pytest.approx([0.01, 0.012, 0.01, 0.01])
 
 
-def test_what_a_gpu_takes_is_known_where_the_loop_waited_for_this_step_and_the_one_before() -> None:
-    waited = (0.004, 0.004, 0.0, 0.004, 0.004)  # the third sampled nothing, or the loop took longer
-    steps = [replace(logged(0.01 * n, 1 + n), waited=seconds) for n, seconds in enumerate(waited)]
-    assert of_known_times(steps) == [steps[1], steps[4]]
-
-
-def test_of_steps_that_a_gpu_s_loop_never_waited_for_the_shortest_counts() -> None:
-    known = [replace(logged(0.0, 4), waited=0.004) for _ in range(3)]
-    unknown = [replace(logged(0.0, 64), seconds=seconds) for seconds in (0.030, 0.020, 0.025)]
-    means = {step.work.num_rows: (step.seconds, step.count) for step in device_steps([*known, *unknown], graphs=True)}
-    assert means == {4: (pytest.approx(0.01), 2), 64: (0.020, 1)}
+def test_a_gpu_s_steps_take_what_the_device_worked_on_them() -> None:
+    """A loop that takes longer tells nothing of the device, nor does a step whose end nobody waited for."""
+    steps = [replace(logged(0.01 * n, 4), on_device=seconds) for n, seconds in enumerate((0.004, 0.006, 0.0))]
+    ((work, seconds, count),) = map(astuple, device_steps([*steps, logged(0.03, 64)], graphs=True))
+    assert (work[0], seconds, count) == (4, pytest.approx(0.005), 2)
 
 
 def test_a_turn_of_a_gpu_s_loop_is_divided_among_what_it_does() -> None:

@@ -101,6 +101,38 @@ def test_chunks_change_nothing(runner: Runner) -> None:
         driver.retire(0)
 
 
+class LateTimer:
+    """Tells of the first interval never, and of the others when they are waited for or another one has begun."""
+
+    def __init__(self) -> None:
+        self.began = 0
+        self.intervals: list[int] = []
+
+    def start(self) -> None:
+        self.began += 1
+
+    def stop(self, num_tokens: int, num_steps: int = 1) -> bool:
+        if self.began > 1:
+            self.intervals.append(self.began)
+        return self.began > 1
+
+    def take(self, num_intervals: int = 0) -> list[tuple[int, float]]:
+        num_ended = max(num_intervals, len(self.intervals) - 1)
+        ended, self.intervals = self.intervals[:num_ended], self.intervals[num_ended:]
+        return [(1, 0.01 * number) for number in ended]
+
+
+def test_an_output_tells_what_its_own_step_took_of_the_device() -> None:
+    runner = make_runner(NATIVE, num_blocks=40, num_host_blocks=8, max_rows=4)
+    assert runner.run(StepPlan(1, [])).device_seconds == 0
+    runner.is_timed, runner._timer = True, LateTimer()
+    admission = Driver(runner).admit(0, PROMPTS[0])
+    runs = [Run(0, 0, 4, []), Run(0, 4, 4, []), Run(0, 8, 2, []), Run(0, 10, 1, [37]), Run(0, 11, 1, [])]
+    plans = [StepPlan(2 + n, [run], admitted=[admission] if n == 0 else []) for n, run in enumerate(runs)]
+    told = [runner.run(plan).device_seconds for plan in plans]
+    assert told == [0, 0, pytest.approx(0.03), pytest.approx(0.04), pytest.approx(0.05)], "nobody waits for a chunk"
+
+
 def test_batching_changes_nothing(runner: Runner) -> None:
     alone = [generate(runner, prompt, temperature=0.8, seed=row) for row, prompt in enumerate(PROMPTS)]
     driver = Driver(runner)

@@ -17,6 +17,7 @@ from quire.client.engine_process import EngineProcess
 from quire.client.inflight import InFlight
 from quire.client.requests_in_flight import RequestsInFlight
 from quire.client.service import TokenGap
+from quire.core.plan import StepOutput
 from quire.core.records import StepRecord
 from quire.core.request import Request, SequenceEvent
 from quire.engine import process
@@ -28,11 +29,24 @@ class LoggedEngine(Engine):
     _num_shared = 0
     _num_new = 0
     _waited = 0.0
+    _on_device = 0.0
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         if self.capacity.ahead:
+            self._time_device()
             self._time_waits()
+
+    def _time_device(self) -> None:
+        executor: Any = self.executor
+        executor.runner.is_timed, collect = True, executor.collect
+
+        def timed() -> StepOutput:
+            output: StepOutput = collect()
+            self._on_device = output.device_seconds
+            return output
+
+        executor.collect = timed
 
     def _time_waits(self) -> None:
         """Of the loop, for what the device sampled."""
@@ -74,7 +88,8 @@ class LoggedEngine(Engine):
             seconds = self.record.run_seconds
             counts = self._num_new, len(step.plan.admitted), sum(event.final for event in events)
             goes_on = self._scheduler.has_work
-            logged = LoggedStep(work, self._collected - seconds, seconds, goes_on, *counts, self._waited)
+            began = self._collected - seconds
+            logged = LoggedStep(work, began, seconds, goes_on, *counts, self._waited, self._on_device)
             self._num_new = 0
             os.write(self.file, logged.packed())
         return events

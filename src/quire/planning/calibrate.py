@@ -21,7 +21,6 @@ MAX_OUTLIER = 3.0  # times the median: a longer step tells of something else on 
 MIN_CPU = 0.001  # seconds of a round that tells what a server takes
 MIN_ROUNDS, MIN_TOLD = 8, 40  # of the server
 LOOP_BEFORE = 0.5  # of a turn of the loop of a GPU's engine, what comes before a step is queued
-MIN_WAIT = 2e-5  # seconds that the engine's loop waits for a GPU: less is what asking takes
 MIN_PREFIX = 512  # tokens
 RATES = 5  # kinds of steps by what a GPU computed just before
 MAX_GAP = 0.1  # seconds between two steps that the engine's loop takes at most
@@ -139,24 +138,9 @@ def _kind(work: StepWork, graphs: bool, most: int) -> tuple[int, ...]:
     return work.num_chunks > 0, size_of(work, True), round(2 * log2(1 + work.num_read)), shared, alone, recent
 
 
-def of_known_times(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
-    """Steps of a GPU that tell how long the device took: the engine's loop waited for them, and for those before. It
-    does not wait for a step that samples nothing, nor where it takes longer itself."""
-    waited = [False, *(step.waited > MIN_WAIT for step in steps)]
-    return [step for step, before in zip(steps, waited, strict=False) if before and step.waited > MIN_WAIT]
-
-
 def device_steps(steps: Sequence[LoggedStep], graphs: bool) -> list[MeasuredStep]:
-    """What a GPU takes. Of sizes for which its loop never waited: the least that the loop took, which is no less."""
-    known = of_known_times(steps)
-    sizes = {(step.work.num_chunks > 0, size_of(step.work, graphs)) for step in known}
-    sampled = [after for before, after in pairwise(steps) if before.work.num_rows and after.work.num_rows]
-    shortest: dict[tuple[bool, int], LoggedStep] = {}
-    for step in sampled:
-        size = step.work.num_chunks > 0, size_of(step.work, graphs)
-        if size not in sizes and (size not in shortest or step.seconds < shortest[size].seconds):
-            shortest[size] = step
-    return [*mean_steps(known, graphs), *(MeasuredStep(step.work, step.seconds) for step in shortest.values())]
+    """What a GPU worked on steps, of which many take less than the engine's loop beside them."""
+    return mean_steps([replace(step, seconds=step.on_device) for step in steps if step.on_device], graphs)
 
 
 def with_recent(steps: Sequence[LoggedStep]) -> list[LoggedStep]:

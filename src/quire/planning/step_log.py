@@ -9,7 +9,7 @@ from quire.planning.step_times import StepWork
 
 _WORK = len(fields(StepWork))
 _TOLD = struct.Struct("<2d3q")
-_STEP = struct.Struct(f"<{_WORK + 4}q3d")  # the numbers of a StepWork, and those of a LoggedStep
+_STEP = struct.Struct(f"<{_WORK + 4}q4d")  # the numbers of a StepWork, and those of a LoggedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class LoggedStep:
     num_admitted: int = 0  # requests whose first step this is
     num_ended: int = 0  # requests whose last step this is
     waited: float = 0.0  # seconds that the engine's loop waited for a GPU
+    on_device: float = 0.0  # seconds that a GPU worked on it; 0: not known
 
     @property
     def ended(self) -> float:
@@ -29,7 +30,7 @@ class LoggedStep:
 
     def packed(self) -> bytes:
         counts = self.goes_on, self.num_new, self.num_admitted, self.num_ended
-        return _STEP.pack(*astuple(self.work), *counts, self.began, self.seconds, self.waited)
+        return _STEP.pack(*astuple(self.work), *counts, self.began, self.seconds, self.waited, self.on_device)
 
 
 def read_steps(path: Path, since: float = 0.0) -> list[LoggedStep]:
@@ -40,9 +41,10 @@ def read_steps(path: Path, since: float = 0.0) -> list[LoggedStep]:
 
 
 def _step_of(row: tuple[Any, ...]) -> LoggedStep:
-    goes_on, num_new, num_admitted, num_ended, began, seconds, waited = row[_WORK:]
+    goes_on, num_new, num_admitted, num_ended, *seconds = row[_WORK:]
     work = StepWork(*row[:_WORK])
-    return LoggedStep(work, began, seconds, bool(goes_on), num_new, num_admitted, num_ended, waited)
+    began, took, waited, on_device = seconds
+    return LoggedStep(work, began, took, bool(goes_on), num_new, num_admitted, num_ended, waited, on_device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,10 @@ class Runner:
             proposer.bind(self.rows, self.program, self.sampler)
         self.encoder_inputs = _encoder_inputs(ops, model, self.cache, size, max_rows, max_tokens)
         self.structured: StructuredOutputRows | None = None
+        self.is_timed = proposer is not None  # outputs tell how long the device took
         self._timer = ops.new_timer()
+        self._timed: deque[int] = deque()  # steps whose times the timer has yet to tell
+        self._times: deque[tuple[int, float]] = deque()  # what it told of steps
         self._helper = ThreadPoolExecutor(1, "masks") if idle_cpu else None
         self._vocab = model.config.vocab
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
@@ -116,15 +119,21 @@ class Runner:
     def collect(self) -> StepOutput:
         step, finish = self._in_flight.popleft()
         sampled = list(finish().values())
-        if self.proposer is None:
-            return StepOutput(step, sampled)
-        output = StepOutput(step, sampled, *self.proposer.take_times())
-        output.device_seconds = sum(seconds for _, seconds in self._timer.take()[-1:])
+        output = StepOutput(step, sampled, *(self.proposer.take_times() if self.proposer else ()))
+        output.device_seconds = self._device_seconds(step, bool(sampled))
         return output
 
     def run(self, plan: StepPlan) -> StepOutput:
         self.submit(plan)
         return self.collect()
+
+    def _device_seconds(self, step: int, has_ended: bool) -> float:
+        """0 where it is not known: nothing waits for the end of a step that sampled nothing."""
+        num_timed = sum(number <= step for number in self._timed) if has_ended else 0
+        self._times += [(self._timed.popleft(), seconds) for _, seconds in self._timer.take(num_timed)]
+        while self._times and self._times[0][0] < step:
+            self._times.popleft()
+        return self._times.popleft()[1] if self._times and self._times[0][0] == step else 0.0
 
     def _retire(self, row: int) -> None:
         self.rows.retire(row)
@@ -199,8 +208,9 @@ class Runner:
         if self.encoder_inputs:
             self.encoder_inputs.attach(step.batch, runs)
         rows = step.sampling.tolist()
-        if self.proposer:
+        if self.is_timed:
             self._timer.start()
+            self._timed.append(plan.step)
         logits, masks = self._compute(step, rows)
         for cache in self._caches:
             cache.join_swaps()
@@ -231,8 +241,8 @@ class Runner:
             sample = self.sampler.verify(logits[:num_lines], rows, drafts, masks, parents)
         elif rows:
             sample = self.sampler.begin(logits[: len(rows)], rows, masks)
-        if self.proposer:
-            self._timer.stop(step.batch.num_tokens)
+        if self.is_timed and not self._timer.stop(step.batch.num_tokens):
+            self._timed.pop()
         unknown = [row for row, of_row in step.parents.items() if is_unknown(of_row)]
         trees = self.proposer.grown_trees(unknown) if self.proposer else {}
         num_drafts = np.fromiter(map(len, drafts), np.int32) if drafts else np.zeros(len(rows), np.int32)

@@ -20,15 +20,19 @@ class DeviceTimer:
     def start(self) -> None:
         self._begin = _now()
 
-    def stop(self, num_tokens: int, num_steps: int = 1) -> None:
+    def stop(self, num_tokens: int, num_steps: int = 1) -> bool:
         """Another interval may be started before the device is there."""
         assert self._begin is not None, "the timer was not started"
         self._uses[num_tokens.bit_length()] += 1
-        if self._uses[num_tokens.bit_length()] > self._num_untimed:
-            self._intervals.append((self._begin, _now(), num_tokens, num_steps))
+        if self._uses[num_tokens.bit_length()] <= self._num_untimed:
+            return False
+        self._intervals.append((self._begin, _now(), num_tokens, num_steps))
+        return True
 
-    def take(self) -> list[tuple[int, float]]:
+    def take(self, num_intervals: int = 0) -> list[tuple[int, float]]:
         steps = []
+        if num_intervals:
+            self._intervals[num_intervals - 1][1].synchronize()
         while self._intervals and self._intervals[0][1].query():
             begin, end, num_tokens, num_steps = self._intervals.popleft()
             steps += [(num_tokens, begin.elapsed_time(end) / 1000 / num_steps)] * num_steps
