@@ -65,6 +65,19 @@ def test_a_scale_that_has_no_byte_leaves_all_as_floats() -> None:
         assert slab_format(weight) is None and form is not None and form.kind == "floats"
 
 
+def test_a_group_of_zeros_may_have_any_scale() -> None:
+    """The least that a file can say kept all scales of a matrix from being bytes."""
+    q, scales = integers(0, 16, 5, 384).to(torch.uint8), torch.full((5, 12), 2.0**-3, device=DEVICE)
+    q[2, 64:96], q[3, 64:96], scales[2:4, 2] = 0, 8, 2.0**-128  # 8: -0
+    weight = pack_codebook4(q, scales, E2M1)
+    assert weight.has_exponents
+    assert torch.equal(
+        dequantize(weight, BF16).float(), spread(scales, 384) * torch.tensor(E2M1, device=DEVICE)[q.int()]
+    )
+    scales[0, 0] = 2.0**-128
+    assert not pack_codebook4(q, scales, E2M1).has_exponents
+
+
 def test_experts_with_and_without_bytes_are_stacked_as_floats() -> None:
     cases = [mxfp4(8, 384, torch.full((8, 12), exponent)) for exponent in (-3, -100, 5)]
     weights = [weight for weight, _ in cases]

@@ -193,7 +193,7 @@ def _pack(
         words = place(words)
     chunk, has_offsets = 32 // bits * width, offsets is not None
     num_groups = -(-words.shape[1] * chunk // group)
-    exponents = exponents_of(scales) if codebook == E2M1 and group == MXFP4_GROUP else None
+    exponents = _exponents(q, scales) if codebook == E2M1 and group == MXFP4_GROUP else None
     as_bytes = None if exponents is None else by_chunk(exponents, words.shape[1], chunk // group)
     scales = _by_group(scales, num_groups) if as_bytes is None else as_bytes
     offsets = None if offsets is None else _by_group(offsets, num_groups)
@@ -202,6 +202,15 @@ def _pack(
     return GroupedWeight(
         bits, N, K, group, words, scales, offsets, has_offsets=has_offsets, zero=zero, codebook=codebook
     )
+
+
+def _exponents(q: Tensor, scales: Tensor) -> Tensor | None:
+    """`exponents_of` the scales of values of E2M1, where groups of zeros may have any: files give them 2^-128."""
+    found = exponents_of(scales)
+    if found is None:
+        zeros = (q.unflatten(1, (scales.shape[1], -1)) & 7 == 0).all(2) & scales.isfinite()
+        found = exponents_of(scales.masked_fill(zeros, 0))
+    return found
 
 
 def _group(K: int, num_groups: int) -> int:
