@@ -60,7 +60,7 @@ def measure(name: str, shape: Shape, tokens: list[int], skew: float) -> None:
     sizes = (2 * shape.inner, shape.hidden), (shape.hidden, shape.inner)
     layers = [[random_experts(shape, *size) for size in sizes] for _ in range(LAYERS)]
     biases = [torch.randn(shape.experts, rows, device="cuda") for rows, _ in sizes]
-    expert_bytes = sum(experts.rows.words.nbytes + scale_bytes(experts) for experts in layers[0]) / shape.experts
+    expert_bytes = sum(one.rows.words.nbytes + one.rows.scales.nbytes for one in layers[0]) / shape.experts
     cases: dict[int, tuple[Calls, float]] = {}
     for T in tokens:
         x = torch.randn(T, shape.hidden, device="cuda", dtype=torch.bfloat16)
@@ -75,10 +75,6 @@ def measure(name: str, shape: Shape, tokens: list[int], skew: float) -> None:
     for T, (calls, bound) in cases.items():
         seconds = seconds_a_call(calls)
         print(f"{name:22} {T:4} tokens  {seconds * 1e6:7.1f} us  bound {bound * 1e6:6.1f}  {bound / seconds:4.0%}")
-
-
-def scale_bytes(experts: QuantizedExperts) -> int:
-    return experts.rows.scales.nbytes if experts.exponents is None else experts.exponents.nbytes
 
 
 def main() -> None:

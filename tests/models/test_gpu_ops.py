@@ -200,7 +200,7 @@ def codes_of(type):
     [
         (lambda array: stored_floats("t", array), None, 2e-3, 16),
         (codes_of(Q8_0), None, 2e-3, 8.5),
-        (codes_of(MXFP4), None, 2e-3, 5.25),  # scales in fp32, and as bytes
+        (codes_of(MXFP4), None, 2e-3, 4.25),
         (codes_of(Q4_F), None, 2e-3, 6),
         (lambda array: stored_floats("t", array), "int8", 2e-2, 8.5),
         (lambda array: stored_floats("t", array), "int4", 0.2, 5),

@@ -58,7 +58,7 @@ def _operation(name: str) -> Callable[[Any, Any], Any]:
     return apply
 
 
-for _name in ("add", "sub", "mul", "and_", "or_", "xor", "rshift", "eq", "ge", "lt", "floordiv", "mod"):
+for _name in ("add", "sub", "mul", "and_", "or_", "xor", "lshift", "rshift", "eq", "ge", "lt", "floordiv", "mod"):
     setattr(Values, f"__{_name.strip('_')}__", _operation(_name))
 
 

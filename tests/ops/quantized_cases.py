@@ -56,6 +56,8 @@ CASES = {
     "odd K": lambda: int4_case(16, 8, torch.float16, None, K=144),
     "NF4": lambda: codebook_case(64),
     "MXFP4": lambda: codebook_case(32),
+    "MXFP4 as stored": lambda: stored_case("MXFP4", K=480),  # chunks of 128: the last one is not whole
+    "MXFP4 in chunks of 256": lambda: stored_case("MXFP4", K=768),
     "Q8_0": lambda: int8_case(32, torch.float16, None),
     "NVFP4": lambda: int8_case(16, torch.float32, None),
     "int8 with offsets": lambda: int8_case(16, torch.float32, torch.float32),

@@ -19,9 +19,10 @@ from quire.ops.gpu.linear.e2m1 import (
     take_rows,
     unpack_e2m1,
 )
+from quire.ops.gpu.linear.exponents import EXPONENT, LEAST_EXPONENT
 from quire.ops.gpu.linear.grouped_layout import pack_codebook4, pack_int4
 from quire.ops.gpu.linear.wide_unpack import operands, unpack_pieces
-from quire.ops.gpu.moe.few_formats import EXPONENT, LEAST_EXPONENT, few_format
+from quire.ops.gpu.moe.few_formats import few_format
 
 BF16 = torch.bfloat16
 
@@ -78,9 +79,9 @@ def test_wide_tiles_make_the_same_planes() -> None:
     words, code = random_words(64), on_cpu(wide_planes)
     halves = code.halves_of(Values(placed(words)[None]), True)
     one = Values(torch.full((1, 64), 2.0**126, dtype=BF16))
-    for piece, asm in enumerate(unpack_pieces(4, 0, 0, "powers")):
+    for piece, asm in enumerate(unpack_pieces(4, 0, 0, "exponents")):
         planes = code.gl.inline_asm_elementwise(
-            asm, operands(0, "powers"), [halves[piece // 2], one, one], (BF16, BF16), pack=2
+            asm, operands(0, "exponents"), [halves[piece // 2], one, one], (BF16, BF16), pack=2
         )
         both = torch.cat([plane.data for plane in planes])
         assert torch.equal(both * 2, values_of(words)[2 * piece : 2 * piece + 2].to(BF16))
@@ -91,7 +92,7 @@ def test_few_routes_multiply_the_same_planes_by_powers_of_two(width: int) -> Non
     words, groups = random_words(), width // 4
     exponents = torch.tensor([EXPONENT - 5, 0, EXPONENT + 3, LEAST_EXPONENT, EXPONENT, EXPONENT - 9, 254, 1 + EXPONENT])
     weight = replace(pack_codebook4(torch.zeros(1, 512, dtype=torch.uint8), torch.ones(1, 16), E2M1), words=words)
-    form = few_format(replace(weight, words=words.view(1, -1, width)), exponents)
+    form = few_format(replace(weight, words=words.view(1, -1, width)))
     assert form is not None
     four = placed(words).view(-1, 4).long() & 0xFFFFFFFF
     packed = [sum(int(byte) << 8 * i for i, byte in enumerate(exponents[n : n + 4])) for n in range(0, groups, 4)]

@@ -14,7 +14,7 @@ from ops.gemms import DEVICE, integers, randn
 from ops.quantized_cases import CASES, stored_case
 from ops.test_triton_experts import plain_moe, rows_of
 from quire.ops.gpu.linear.wide_config import has_wide_kernel
-from quire.ops.gpu.moe.few_formats import EXPONENT, exponents_of, few_format
+from quire.ops.gpu.moe.few_formats import few_format
 from quire.ops.gpu.moe.moe import moe_mlp
 from quire.ops.gpu.moe.quantized import QuantizedExperts, stack_experts
 from quire.ops.gpu.moe.quantized_few import FewRoutesConfig, can_few, few_configs, few_gemm, few_mlp
@@ -28,8 +28,6 @@ needs_hopper = pytest.mark.skipif(not (HOPPER or TRANSLATED), reason="the kernel
 BF16, E = torch.bfloat16, 3
 FEW_CASES: dict[str, Callable[[], Any]] = {
     **CASES,
-    "MXFP4 as stored": lambda: stored_case("MXFP4", K=480),  # chunks of 128: the last one is not whole
-    "MXFP4 in chunks of 256": lambda: stored_case("MXFP4", K=768),
     "AWQ": lambda: stored_case("Q4_Z", K=768),
     "IQ4_NL": lambda: stored_case("IQ4_NL", K=768),
 }
@@ -103,16 +101,11 @@ def stored_rows_of(name: str, rows: int, columns: int) -> tuple[QuantizedExperts
     return experts, torch.stack([plain[order] for order in orders]).float()
 
 
-def test_scales_of_mxfp4_are_exponents() -> None:
-    for K in (480, 768):
-        weight, _ = stored_case("MXFP4", K)
-        found = exponents_of(weight)
-        assert found is not None and few_format(weight, found) is not None
-        each = found.view(torch.uint8).transpose(1, 2).flatten(0, 1)  # [groups, N]
-        scales = torch.ldexp(torch.ones_like(weight.scales), each.int() - EXPONENT).where(each > 0, 0.0)
-        assert torch.equal(scales, weight.scales)
-    assert exponents_of(replace(weight, scales=weight.scales * 1.5)) is None
-    assert exponents_of(CASES["MXFP4"]()[0]) is None  # another codebook
+def test_how_scales_of_mxfp4_are_stored() -> None:
+    kinds = {"MXFP4 as stored": "exponents", "MXFP4 in chunks of 256": "exponents", "MXFP4": "floats"}
+    for name, kind in kinds.items():  # the last one has another codebook
+        form = few_format(CASES[name]()[0])
+        assert form is not None and form.kind == kind
 
 
 def test_a_cpu_and_many_routes_are_not_for_it() -> None:

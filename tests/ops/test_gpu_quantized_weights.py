@@ -7,6 +7,7 @@ import torch
 from ops.stored_blocks import stored_rows
 from quire.ops.dequantize import dequantize
 from quire.ops.gpu.linear.e2m1 import E2M1, nibbles_of
+from quire.ops.gpu.linear.exponents import EXPONENT
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.k_quants import K_QUANTS
 from quire.ops.gpu.linear.quantized_weights import DECODED, load_quantized
@@ -38,6 +39,9 @@ def planes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 def levels(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and offsets, fp32 [G, N]"""
+    if weight.has_exponents:
+        exponents = weight.scales.transpose(1, 2).flatten(0, 1)
+        return torch.ldexp(torch.ones(exponents.shape), exponents.int() - EXPONENT).where(exponents > 0, 0.0), None
     if weight.scales.is_floating_point():
         return weight.scales.float(), None if weight.offsets is None else weight.offsets.float()
     kinds = 2 if weight.has_offsets else 1

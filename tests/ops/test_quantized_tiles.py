@@ -2,7 +2,6 @@
 definition."""
 
 import os
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -161,7 +160,10 @@ def test_which_experts_and_routes_have_wide_tiles() -> None:
     assert slab_format(weight_of("e2m1 32", 8, 2880, 1)) is not None
     assert slab_format(weight_of("e2m1 32", 8, 2880 + 32, 1)) is None, "inputs are whole slabs"
     assert slab_format(weight_of("4 bits 64", 8, 192, 1)) is None, "a span at least"
-    assert slab_format(replace(weight_of("e2m1 32", 8, 512, 1), codebook=tuple(range(16)))) is None
+    q, scales = integers(0, 16, 8, 512).to(torch.uint8), torch.ones(8, 16, device=DEVICE)
+    assert slab_format(pack_codebook4(q, scales, E2M1)) is not None
+    assert slab_format(pack_codebook4(q, scales, range(16))) is None, "another codebook"
+    assert slab_format(pack_codebook4(q, 1.5 * scales, E2M1)) is None, "scales are powers of two"
     cases = ("e2m1 32", 8, 2880), ("e2m1 32", 8, 512), ("4 bits 128", 8, 512)
     weights = [weight_of(*case, 1) for case in cases]
     tiles = [[tile_of(routes, weight) for routes in (4, 8, 16, 32, 64, 100, 1024)] for weight in weights]

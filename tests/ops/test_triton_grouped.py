@@ -52,9 +52,10 @@ def test_scales_that_lie_together(group: int, has_offsets: bool) -> None:
     assert_close(grouped_linear(x, weight), x, plain, tolerance=torch.finfo(HALF).eps)
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K"])
-def test_many_rows_of_scales_of_two_levels(name: str) -> None:
-    weight, plain = stored_case(name)
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "MXFP4 as stored", "MXFP4 in chunks of 256"])
+def test_many_rows_of_weights_that_are_scaled_first(name: str) -> None:
+    weight, plain = CASES[name]()
+    assert grouped_config(40, weight).fold
     x = randn(40, weight.num_inputs, seed=3).to(HALF)
     assert_close(grouped_linear(x, weight), x, plain, tolerance=torch.finfo(HALF).eps)
 

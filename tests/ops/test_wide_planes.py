@@ -44,30 +44,31 @@ def planes_of(weight: GroupedWeight) -> Tensor:
 
 def _planes_of_span(weight: GroupedWeight, form: WideFormat, number: int) -> Tensor:
     """The inputs of span `number`, of `form.parts` chunks."""
-    bits_above, powers = high_bits(weight), form.kind == "powers"
+    bits_above, exponents = high_bits(weight), form.kind == "exponents"
     span, stored = weight.chunk * form.parts, (form.kind, form.second, form.group)
     num_groups, num_halves = (count.fn(form.group, span) for count in (wide_scales.num_groups, wide_scales.num_halves))
     items = num_groups // num_halves
-    half, rows = Values(torch.arange(num_halves)[:, None]), Values(torch.arange(weight.num_outputs)[None])
+    half = Values(torch.arange(num_halves, dtype=torch.int32)[:, None])
+    rows = Values(torch.arange(weight.num_outputs)[None])
     memory = [torch.zeros(2, items, num_halves, weight.num_outputs, dtype=torch.int32) for _ in range(2)]
     lines = [Shared(tensor.view(2 * num_groups, -1)) for tensor in memory]
     tensors = [scale_words(weight), weight.offsets, weight.super_scales]
     pointers = [None if tensor is None else Pointers(tensor) for tensor in tensors]
-    second = "powers" if powers else form.second
+    second = form.kind if exponents else form.second
     asm = unpack_pieces(weight.bits, bits_above, form.zero, second), operands(bits_above, second)
     numbers = CODE.load_numbers(*pointers, number, rows, half, weight.num_outputs, *stored, form.parts, span)
     shared = [Shared(tensor) for tensor in memory]
     CODE.store_scales(numbers, *shared, half, number % 2, *stored, span, form.offset_scales)
     chunks = range(number * form.parts, (number + 1) * form.parts)
-    words = rows_in_order(weight.words)[: weight.num_outputs] if powers else weight.words
-    halves = [half for chunk in chunks for half in CODE.halves_of(Values(words[:, chunk]), powers)]
+    words = rows_in_order(weight.words)[: weight.num_outputs] if exponents else weight.words
+    halves = [half for chunk in chunks for half in CODE.halves_of(Values(words[:, chunk]), exponents)]
     high = [Values(weight.high[:, chunk]) for chunk in chunks] if weight.high is not None else []
     constants = weight.bits, bits_above, weight.width, form.second, form.group, items, num_halves, None, *asm
     found = []
     for piece in range(span // (2 * weight.width)):
-        planes = CODE.unpack_piece(halves, high, *lines, number % 2, piece, *constants, not powers)
+        planes = CODE.unpack_piece(halves, high, *lines, number % 2, piece, *constants, not exponents)
         found += [plane.data for plane in planes]
-    return torch.cat(found, dim=1) * (2**32 if powers else 1)
+    return torch.cat(found, dim=1) * (2**32 if exponents else 1)
 
 
 def stored(name: str) -> Case:

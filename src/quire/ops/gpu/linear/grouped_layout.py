@@ -20,12 +20,13 @@ take fewer bits):
     Q4_K                   4.5            int4   0     32     6 bits 6 bits
     Q5_K                   5.5            4 + 1  0     32     6 bits 6 bits
     Q6_K                   6.63           4 + 2  32    16     int8   none
+    MXFP4                  4.25           index  none  32     byte   none
 
 Values lie in words of 32 bits, one for each plane: 8 planes of 4 bits, the lowest first, or 4 of 8. `width` words make
 a chunk of planes * width inputs: plane p of word i is input p * width + i of the chunk. So a row of words, whose planes
 are taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded.
 Where values have more than 4 bits, the others lie in `high`, in smaller words with planes of their own. MXFP4's values
-lie in pairs of words, and their rows in eights (e2m1.py).
+lie in pairs of words, and their rows in eights (e2m1.py); its scales, powers of two, are bytes (exponents.py).
 
 Where scales are small, those of an output's chunk lie together, each followed by its offset (or its zero point, in 16
 bits), and are loaded as words: fp16 beside 4-bit values, and the bytes or six bits of K-quants. K-quants have two
@@ -42,11 +43,13 @@ import torch
 from torch import Tensor
 
 from quire.ops.gpu.linear.e2m1 import E2M1, place
+from quire.ops.gpu.linear.exponents import by_chunk, exponents_of
 
 WIDTHS = (16, 32, 64)  # words of a chunk. 16: the least K that tensor cores take
 MAX_AUTO_WIDTH = 32  # with 64, the planes of a tile take more registers than 64 tokens leave
 HIGH_WORDS = {1: torch.uint8, 2: torch.int16}
 SUPER_BLOCK = 256  # inputs that share a super-scale
+MXFP4_GROUP = 32
 MAX_ZERO_POINT = 127  # 128 + q - 128 - point is exact in bf16
 
 
@@ -70,7 +73,7 @@ class GroupedWeight:
     num_inputs: int
     group: int  # inputs, a power of two
     words: Tensor  # [N, chunks, width] int32
-    scales: Tensor  # [G, N] fp16, bf16 or fp32; or words of the scales of a chunk [chunks, N, words] int32 or int64
+    scales: Tensor  # [G, N] fp16, bf16 or fp32; or of chunks [chunks, N, words] int32 or int64; exponents: uint8
     offsets: Tensor | None = None  # [G, N] fp16, bf16 or fp32, unless they are among the words
     super_scales: Tensor | None = None  # [K / 256, N] fp32, of scales; int32: two fp16, of scales and of -offsets
     has_offsets: bool = False
@@ -91,6 +94,11 @@ class GroupedWeight:
     def chunk(self) -> int:
         """Inputs of a chunk."""
         return 32 // self.bits * self.width
+
+    @property
+    def has_exponents(self) -> bool:
+        """Whether scales are those of exponents.py."""
+        return bool(self.scales.dtype == torch.uint8)
 
     @property
     def nbytes(self) -> int:
@@ -185,13 +193,24 @@ def _pack(
         words = place(words)
     chunk, has_offsets = 32 // bits * width, offsets is not None
     num_groups = -(-words.shape[1] * chunk // group)
-    scales = _by_group(scales, num_groups)
+    exponents = _exponents(q, scales) if codebook == E2M1 and group == MXFP4_GROUP else None
+    as_bytes = None if exponents is None else by_chunk(exponents, words.shape[1], chunk // group)
+    scales = _by_group(scales, num_groups) if as_bytes is None else as_bytes
     offsets = None if offsets is None else _by_group(offsets, num_groups)
     if bits == 4 and not codebook and all(t.dtype == torch.float16 for t in (scales, offsets) if t is not None):
         scales, offsets = _together(scales, offsets, max(chunk // group, 1)), None
     return GroupedWeight(
         bits, N, K, group, words, scales, offsets, has_offsets=has_offsets, zero=zero, codebook=codebook
     )
+
+
+def _exponents(q: Tensor, scales: Tensor) -> Tensor | None:
+    """`exponents_of` the scales of values of E2M1, where groups of zeros may have any: files give them 2^-128."""
+    found = exponents_of(scales)
+    if found is None:
+        zeros = (q.unflatten(1, (scales.shape[1], -1)) & 7 == 0).all(2) & scales.isfinite()
+        found = exponents_of(scales.masked_fill(zeros, 0))
+    return found
 
 
 def _group(K: int, num_groups: int) -> int:

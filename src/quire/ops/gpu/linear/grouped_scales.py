@@ -3,13 +3,17 @@
 
 Loads take long, so all scales of a chunk are loaded before its words. Where they lie together they come four or eight
 bytes index a time. A byte, or six bits, is placed into the mantissa of a large float (2**23 + 128 + byte) and the large
-number subtracted, which is faster than a conversion; times its super-scale it is exact."""
+number subtracted, which is faster than a conversion; times its super-scale it is exact. An exponent has its place in a
+float already."""
 
 import triton
 import triton.language as tl
 
+from quire.ops.gpu.linear.exponents import OF_BITS
+
 LARGE = tl.constexpr(8388736.0)
 LARGE_BITS = tl.constexpr(0x4B000080)
+POWER = tl.constexpr(OF_BITS)
 
 
 @triton.jit
@@ -26,7 +30,8 @@ def load_scales(w, chunk, rows, N, GROUP: tl.constexpr, CHUNK: tl.constexpr, HAS
                 offsets = append(offsets, tl.load(w.offsets + index))
     else:
         LONG: tl.constexpr = w.scales.dtype.element_ty == tl.int64
-        BITS: tl.constexpr = 16 if w.super_scales is None else (8 if LONG else 6)
+        ALONE: tl.constexpr = 8 if w.scales.dtype.element_ty == tl.uint32 else 16  # exponents, fp16
+        BITS: tl.constexpr = ALONE if w.super_scales is None else (8 if LONG else 6)
         WORDS: tl.constexpr = GROUPS * (2 if HAS_OFFSETS else 1) * BITS // (64 if LONG else 32)
         if w.super_scales is not None:
             super_scales = append(super_scales, tl.load(w.super_scales + chunk * CHUNK // 256 * N + rows))
@@ -83,6 +88,8 @@ def _number(loaded, NUMBER: tl.constexpr, OFFSET: tl.constexpr):
     INDEX: tl.constexpr = NUMBER * STEP + OFFSET  # among the numbers of a word
     if scales[0].dtype.is_floating():
         number = (offsets if OFFSET else scales)[NUMBER].to(tl.float32)
+    elif scales[0].dtype == tl.uint32:
+        number = power_at(scales[NUMBER // 4], NUMBER % 4)
     elif len(super_scales) == 0:
         PER_WORD: tl.constexpr = scales[0].dtype.primitive_bitwidth // 16
         number = fp16_at(scales[INDEX // PER_WORD], INDEX % PER_WORD * 16)
@@ -105,6 +112,13 @@ def byte(word, INDEX: tl.constexpr):
     """A signed byte of an integer, as fp32"""
     bits = (word >> (8 * INDEX)).to(tl.int32) & 255
     return (bits ^ LARGE_BITS).to(tl.float32, bitcast=True) - LARGE
+
+
+@triton.jit
+def power_at(word, INDEX: tl.constexpr):
+    """The scale of a byte of a word of exponents (exponents.py), as fp32"""
+    bits = ((word >> (8 * INDEX)) & 255) << 23
+    return bits.to(tl.float32, bitcast=True) * POWER
 
 
 @triton.jit

@@ -43,7 +43,8 @@ def asm_for(weight: GroupedWeight, dtype: torch.dtype) -> str:
 
 def kernel_args(weight: GroupedWeight, asm: str) -> GroupedArgs:
     codebook = torch.tensor(weight.codebook, device=weight.words.device) if weight.codebook and not asm else None
-    return GroupedArgs(weight.words, weight.high, weight.scales, weight.offsets, weight.super_scales, codebook)
+    scales = weight.scales.view(torch.uint32) if weight.has_exponents else weight.scales  # those of four groups
+    return GroupedArgs(weight.words, weight.high, scales, weight.offsets, weight.super_scales, codebook)
 
 
 def kernel_constants(weight: GroupedWeight, asm: str) -> dict[str, Any]:

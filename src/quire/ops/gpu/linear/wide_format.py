@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.ops.gpu.linear.e2m1 import E2M1
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
 
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
@@ -14,7 +13,7 @@ HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 class WideFormat(NamedTuple):
     """How scales are stored, and how values are scaled."""
 
-    kind: str  # "halves": fp16 in words; "six", "bytes": of K-quants; "floats": one number a group; "powers": of two
+    kind: str  # "halves": fp16 in words; "six", "bytes": of K-quants; "floats": one number a group; "exponents": bytes
     second: str  # what a group has beside its scale: "none", "points", "offsets"
     group: int  # inputs
     parts: int  # chunks of a span
@@ -25,7 +24,7 @@ class WideFormat(NamedTuple):
 def wide_format(weight: GroupedWeight) -> WideFormat | None:
     """For grouped_wide.py. None: it does not know the weight's values or scales, or its inputs are not whole spans."""
     form = slab_format(weight)
-    if form is None or form.kind == "powers" or weight.num_inputs % weight.chunk:
+    if form is None or form.kind == "exponents" or weight.num_inputs % weight.chunk:
         return None
     parts = 1 if weight.bits == 8 and weight.num_chunks % 2 else form.parts
     return None if weight.num_chunks % parts else form._replace(parts=parts)
@@ -37,8 +36,7 @@ def slab_format(weight: GroupedWeight) -> WideFormat | None:
         return None
     parts = 2 if weight.width == 16 or weight.bits == 8 else 1
     if weight.codebook:
-        powers = weight.codebook == E2M1 and weight.group == 32 and weight.scales.dtype == torch.float32
-        return WideFormat("powers", "none", weight.group, parts, 0, 0) if powers else None
+        return WideFormat("exponents", "none", weight.group, parts, 0, 0) if weight.has_exponents else None
     second = "points" if weight.has_zero_points else "offsets" if weight.has_offsets else "none"
     if weight.scales.is_floating_point():
         kind = "floats"
@@ -72,4 +70,5 @@ def high_bits(weight: GroupedWeight) -> int:
 
 
 def scale_words(weight: GroupedWeight) -> Tensor:
+    """Scales, as kernels in Gluon load them."""
     return weight.scales if weight.scales.is_floating_point() else weight.scales.view(torch.int32)

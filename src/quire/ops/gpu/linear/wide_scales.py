@@ -9,6 +9,7 @@ bits, and of a group's zero point or offset one bf16."""
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from quire.ops.gpu.linear.exponents import OF_BITS
 from quire.ops.gpu.linear.wide_unpack import LARGE
 
 # A scale's main part in the lower half, the rest in the upper one.
@@ -54,7 +55,7 @@ def load_numbers(
     ITEMS: gl.constexpr = GROUPS // num_halves(GROUP, SPAN)
     PER_GROUP: gl.constexpr = 1 if SECOND == "none" else 2
     numbers = ()
-    if KIND == "floats" or KIND == "powers":
+    if KIND == "floats":
         for item in gl.static_range(ITEMS):
             group = span * GROUPS + half * ITEMS + item if GROUP <= SPAN else half + span // (GROUP // SPAN)
             index = group.to(gl.int64) * N + rows
@@ -108,13 +109,15 @@ def store_scales(
         scale_bytes = gl.where(half == 0, own & 0x3F3F3F3F, (rest & 0x0F0F0F0F) | ((own >> 2) & 0x30303030))
         offset_bytes = gl.where(half == 0, more & 0x3F3F3F3F, ((rest >> 4) & 0x0F0F0F0F) | ((more >> 2) & 0x30303030))
     own_pairs, own_others = (), ()
+    if KIND == "exponents":
+        exponents = numbers[0] >> (half * 16) if GROUPS == 4 else numbers[0]
     for item in gl.static_range(ITEMS):
         if KIND == "floats":
             scale = numbers[item * (2 if SECOND == "offsets" else 1)].to(gl.float32)
             if SECOND == "offsets":
                 offset = numbers[item * 2 + 1].to(gl.float32)
-        elif KIND == "powers":
-            scale = numbers[item] * POWER
+        elif KIND == "exponents":
+            scale = _power(exponents, item) * POWER
         elif KIND == "halves":
             if SECOND == "none":
                 if ITEMS == 1 and GROUPS == 2:
@@ -135,7 +138,10 @@ def store_scales(
         else:
             scale = _byte(numbers[item // 2], item % 2 * 2, True) * scale_of_scales
             offset = _byte(numbers[item // 2], item % 2 * 2 + 1, True) * scale_of_offsets
-        both = gl.inline_asm_elementwise(TWO_PARTS, "=r,r", [scale], gl.int32, is_pure=True, pack=1)
+        if KIND == "exponents":
+            both = scale.to(gl.int32, bitcast=True) >> 16  # a bf16: a power of two has no rest
+        else:
+            both = gl.inline_asm_elementwise(TWO_PARTS, "=r,r", [scale], gl.int32, is_pure=True, pack=1)
         own_pairs = append(own_pairs, both)
         if SECOND == "offsets":
             offset = (offset + scale * OFFSET_SCALES).to(gl.bfloat16)
@@ -178,9 +184,16 @@ def _byte(word, INDEX: gl.constexpr, SIGNED: gl.constexpr):
     return bits.to(gl.float32, bitcast=True) - (8388736.0 if SIGNED else 8388608.0)
 
 
+@gluon.jit
+def _power(word, INDEX: gl.constexpr):
+    """A byte of exponents (exponents.py) as fp32: a scale times 2^63"""
+    bits = ((word >> (8 * INDEX)) & 255) << 23
+    return bits.to(gl.float32, bitcast=True)
+
+
 PLACE = gl.constexpr(tuple(f"prmt.b32 $0, $1, 0x4B000000, 0x744{index};" for index in range(4)))
 LARGE_BITS = gl.constexpr(LARGE)
-POWER = gl.constexpr(2.0**95)  # times a value of E2M1 * 2**-127 (wide_unpack.py): the weight * 2**-32
+POWER = gl.constexpr(2.0**95 * OF_BITS)  # 2**95 times a value of E2M1 * 2**-127 (wide_unpack.py): the weight * 2**-32
 
 
 @gluon.jit

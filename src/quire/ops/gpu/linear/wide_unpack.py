@@ -14,8 +14,9 @@ LARGE = 0x4300  # bf16 128, with room for seven bits
 
 @cache
 def unpack_pieces(bits: int, high_bits: int, zero: int, second: str) -> tuple[str, ...]:
-    """Instructions for each piece of a word: two planes. `second`: what a group has beside its scale."""
-    if second == "powers":
+    """Instructions for each piece of a word: two planes. `second`: what a group has beside its scale, or
+    "exponents", which its scale is one of."""
+    if second == "exponents":
         return tuple(map(_unpack_e2m1, range(4)))
     return tuple(_unpack(piece, bits, high_bits, zero, second) for piece in range(16 // bits))
 
@@ -23,7 +24,7 @@ def unpack_pieces(bits: int, high_bits: int, zero: int, second: str) -> tuple[st
 def operands(high_bits: int, second: str) -> str:
     """Constraints of an instruction's operands: two planes; half a word (of words in pairs a whole one), further bits,
     the main parts of scales, the rests, zero points or offsets of both planes."""
-    if second == "powers":
+    if second == "exponents":
         return "=r,=r,r,r,r"
     return "=r,=r,r" + ",r" * (5 if high_bits else 4) + ("" if second == "none" else ",r,r")
 

@@ -4,15 +4,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from quire.ops.gpu.linear.e2m1 import E2M1, plane_pairs, unpack_e2m1
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedWeight
 from quire.ops.gpu.linear.unpack import asm_for, codebook_kind
 
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
-EXPONENT = 190  # of a scale of one, in the bytes of `exponents_of`
-LEAST_EXPONENT = 121  # smaller weights would not be exact
 
 
 class FewRoutesFormat(NamedTuple):
@@ -21,26 +18,12 @@ class FewRoutesFormat(NamedTuple):
     unpack: tuple[str, ...]  # instructions for each plane, or for all of them
 
 
-def exponents_of(weight: GroupedWeight) -> Tensor | None:
-    """The scales of MXFP4, powers of two, as bytes: int32 [chunks, N, words]. None where they are something else."""
-    if weight.codebook != E2M1 or weight.group != 32:
-        return None
-    fractions, exponents = torch.frexp(weight.scales.float())
-    is_zero = weight.scales == 0
-    exponents = torch.where(is_zero, 0, exponents - 1 + EXPONENT)
-    powers = (fractions == 0.5) & (exponents >= LEAST_EXPONENT) & (exponents < 255)
-    if weight.width not in (16, 32) or not bool((powers | is_zero).all()):
-        return None
-    by_chunk = exponents.to(torch.uint8).unflatten(0, (weight.num_chunks, -1)).transpose(1, 2)
-    return by_chunk.contiguous().view(torch.int32)
-
-
-def few_format(weight: GroupedWeight, exponents: Tensor | None) -> FewRoutesFormat | None:
+def few_format(weight: GroupedWeight) -> FewRoutesFormat | None:
     """None: the kernel does not know the weight's words."""
     if weight.width not in (16, 32):
         return None
     second = "points" if weight.has_zero_points else "offsets" if weight.has_offsets else "none"
-    if exponents is not None:
+    if weight.has_exponents:
         return FewRoutesFormat("exponents", second, (_e2m1(weight.width),))
     if weight.scales.is_floating_point():
         kind = "floats"
@@ -57,13 +40,6 @@ def few_format(weight: GroupedWeight, exponents: Tensor | None) -> FewRoutesForm
     return FewRoutesFormat(
         kind, second, tuple(_plane(plane, weight.bits, high_bits, weight.zero, second == "points") for plane in planes)
     )
-
-
-def numbers_of(weight: GroupedWeight, exponents: Tensor | None) -> Tensor:
-    """Scales, as the kernel loads them."""
-    if exponents is not None:
-        return exponents
-    return weight.scales if weight.scales.is_floating_point() else weight.scales.view(torch.int32)
 
 
 def constants_of(weight: GroupedWeight, form: FewRoutesFormat) -> dict[str, Any]:

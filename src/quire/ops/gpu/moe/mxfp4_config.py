@@ -43,7 +43,7 @@ def can_stream(experts: QuantizedExperts) -> bool:
     """Whether they are MXFP4's, in chunks of 128 inputs."""
     rows = experts.rows
     whole = rows.num_inputs % 64 == 0 and rows.num_outputs // experts.num_experts % 16 == 0
-    return experts.exponents is not None and rows.chunk == CHUNK and whole
+    return rows.has_exponents and rows.chunk == CHUNK and whole
 
 
 def mxfp4_tile_of(routes: float) -> MXFP4Tile | None:

@@ -24,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.ops.gpu.linear.e2m1 import EIGHT
 from quire.ops.gpu.linear.linear import PROGRAMS
+from quire.ops.gpu.linear.wide_format import scale_words
 from quire.ops.gpu.linear.wide_slab import slabs_descriptor
 from quire.ops.gpu.moe.mxfp4_config import MXFP4Tile, can_stream
 from quire.ops.gpu.moe.mxfp4_multiply import HALF, is_half, multiply, next_slot
@@ -77,7 +78,7 @@ def mxfp4_expert_gemm(
     """x [tiles * block, K], in the order of the tiles. With an activation: -> out [tiles * block, N], gate and up, in
     the same order. Without: -> out [routes, N], times the routes' weights."""
     w, N, K = experts.rows, out.shape[1], x.shape[1]
-    assert experts.exponents is not None and can_stream(experts) and w.num_inputs == K
+    assert can_stream(experts) and w.num_inputs == K
     assert x.is_contiguous() and out.is_contiguous() and expert_weights.is_contiguous()
     assert config.pipelines == 2 or config.together == 1
     half = HALF.value
@@ -90,7 +91,7 @@ def mxfp4_expert_gemm(
         slabs_descriptor(x, config.block_m, 2),
         slabs_descriptor(x, config.block_m // 2, 2) if config.halves else None,
         TensorDescriptor.from_tensor(lines, [half // EIGHT, EIGHT, 16], lines_layout),
-        TensorDescriptor.from_tensor(experts.exponents.view(-1), [half], bytes_layout),
+        TensorDescriptor.from_tensor(scale_words(w).view(-1), [half], bytes_layout),
         biases,
         expert_weights,
         out,

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from quire.ops.gpu.activation import activate_times
 from quire.ops.gpu.linear.e2m1 import E2M1, stack_words
+from quire.ops.gpu.linear.exponents import by_group
 from quire.ops.gpu.linear.grouped import group_sums
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of, zeros_of
 from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack, word_places
-from quire.ops.gpu.moe.few_formats import exponents_of
 
 MAX_TILE_ROUTES = 64
 # routes a tile: (outputs a program, warps, stages)
@@ -27,17 +27,16 @@ CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}
 class QuantizedExperts:
     num_experts: int
     rows: GroupedWeight  # [num_experts * outputs, inputs]
-    exponents: Tensor | None = None  # the scales of MXFP4 once more, as `exponents_of` has them
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + (0 if self.exponents is None else self.exponents.nbytes)
+        return self.rows.nbytes
 
 
 def can_stack(parts: Sequence[GroupedWeight]) -> bool:
+    """Whether they differ in nothing but outputs and tensors, and in whether their scales are exponents."""
     kinds = {
-        (w.bits, w.group, w.width, w.zero, w.has_zero_points, w.has_offsets, w.codebook, *map(_dtype, _tensors(w)))
-        for w in parts
+        (w.bits, w.group, w.width, w.zero, w.has_zero_points, w.has_offsets, w.codebook, *_dtypes(w)) for w in parts
     }
     return len(kinds) == 1
 
@@ -46,12 +45,20 @@ def _tensors(weight: GroupedWeight) -> tuple[Tensor | None, ...]:
     return weight.scales, weight.offsets, weight.super_scales, weight.high
 
 
-def _dtype(tensor: Tensor | None) -> torch.dtype | None:
-    return None if tensor is None else tensor.dtype
+def _dtypes(weight: GroupedWeight) -> tuple[torch.dtype | None, ...]:
+    """Those of the tensors; exponents can become fp32."""
+    scales, *others = (None if tensor is None else tensor.dtype for tensor in _tensors(weight))
+    return torch.float32 if weight.has_exponents else scales, *others
+
+
+def _with_float_scales(weight: GroupedWeight) -> GroupedWeight:
+    return replace(weight, scales=by_group(weight.scales)) if weight.has_exponents else weight
 
 
 def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> QuantizedExperts:
-    """Stack the parts, expert after expert. They differ in nothing but outputs and tensors."""
+    """Stack parts that `can_stack`, expert after expert. Where scales of some are floats, those of all become so."""
+    if not all(part.has_exponents for part in parts):
+        parts = [_with_float_scales(part) for part in parts]
     scales, offsets, super_scales, high = zip(*map(_tensors, parts), strict=True)
     rows = replace(
         parts[0],
@@ -62,7 +69,7 @@ def stack_experts(parts: Sequence[GroupedWeight], num_experts: int) -> Quantized
         super_scales=_concatenate(super_scales, dim=1),
         high=_concatenate(high, dim=0),
     )
-    return QuantizedExperts(num_experts, rows, exponents_of(rows))
+    return QuantizedExperts(num_experts, rows)
 
 
 def _stack_words(parts: Sequence[GroupedWeight]) -> Tensor:

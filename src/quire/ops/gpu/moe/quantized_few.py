@@ -9,7 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.wide_config import has_wide_kernel
-from quire.ops.gpu.moe.few_formats import constants_of, few_format, numbers_of
+from quire.ops.gpu.linear.wide_format import scale_words
+from quire.ops.gpu.moe.few_formats import constants_of, few_format
 from quire.ops.gpu.moe.quantized import QuantizedExperts
 from quire.ops.gpu.moe.sorting import sort_by_expert
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
@@ -43,7 +44,7 @@ def can_few(x: Tensor, gate_up: object, down: object, num_routes: int) -> bool:
 def _fits(experts: QuantizedExperts) -> bool:
     inputs = experts.rows.num_chunks * experts.rows.chunk
     small = inputs * 2 * 16 <= MAX_SHARED and experts.rows.num_inputs % 16 == 0
-    return small and few_format(experts.rows, experts.exponents) is not None
+    return small and few_format(experts.rows) is not None
 
 
 def few_configs(
@@ -54,7 +55,7 @@ def few_configs(
     first, second = (_config(experts, columns, alone) for experts in (gate_up, down))
     if down.rows.num_chunks < MIN_SPLIT_CHUNKS or columns == 16:
         return first, second
-    if down.exponents is None:
+    if not down.rows.has_exponents:
         return first, second._replace(splits=2)
     return first, second._replace(splits=4, parts=2) if alone else second
 
@@ -63,7 +64,7 @@ def _config(experts: QuantizedExperts, columns: int, alone: bool) -> FewRoutesCo
     """A route that is alone leaves multiprocessors idle, unless its inputs are shared among warps. Scales that are
     computed take registers."""
     warps, parts = (1, 4) if alone else (4, 1)
-    if experts.exponents is not None:
+    if experts.rows.has_exponents:
         depth, registers = _depth_of_mxfp4(columns, alone, experts.rows.width)
     else:
         few_scales = experts.rows.super_scales is None and not experts.rows.has_offsets
@@ -152,8 +153,8 @@ def few_gemm(
     before this one waited for routes and experts, so weights are loaded before it ends."""
     from quire.ops.gpu.moe.few_kernel import few_kernel  # Gluon is not in every Triton
 
-    w, exponents, N, K = experts.rows, experts.exponents, out.shape[-1], x.shape[1]
-    form = few_format(w, exponents)
+    w, N, K = experts.rows, out.shape[-1], x.shape[1]
+    form = few_format(w)
     assert form is not None and x.dtype == torch.bfloat16 and x.stride(1) == 1 and w.num_inputs == K
     assert x.stride(0) % 8 == 0 and K % 16 == 0 and out.is_contiguous() and expert_weights.is_contiguous()
     assert config.splits == 1 or activation < 0
@@ -163,7 +164,7 @@ def few_gemm(
         x,
         w.words,
         w.high,
-        numbers_of(w, exponents),
+        scale_words(w),
         w.offsets,
         w.super_scales,
         biases,

@@ -83,8 +83,8 @@ def multiply_tile(
 
     rows = first_row + _rows_of(gl.arange(0, BLOCK_N, ROWS), column, to[5], GATED, BLOCK_N)
     # The words of eight rows of MXFP4 lie together.
-    STEP: gl.constexpr = 8 * WIDTH if KIND == "powers" else WIDTH
-    lines = rows // 8 * 8 * chunks + rows % 8 if KIND == "powers" else rows * chunks
+    STEP: gl.constexpr = 8 * WIDTH if KIND == "exponents" else WIDTH
+    lines = rows // 8 * 8 * chunks + rows % 8 if KIND == "exponents" else rows * chunks
     inside = lines[:, None] * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, WORDS))[None, :]
     word_ptrs = words_ptr + inside
     high_ptrs = high_ptr + inside if HIGH > 0 else word_ptrs
@@ -122,7 +122,7 @@ def multiply_tile(
         store_scales(tail_numbers, tail_pairs, tail_others, tail_half, 0, KIND, SECOND, GROUP, TAIL_SPAN, OFFSET_SCALES)
         tail_of = ()
         for part in gl.static_range(TAIL_PARTS):
-            tail_of = tail_of + halves_of(tail_words[part], KIND == "powers")
+            tail_of = tail_of + halves_of(tail_words[part], KIND == "exponents")
         for number in gl.static_range(TAIL):
             acc = multiply_slab(
                 acc, x_slabs, arrived, slab, tail_of, tail_high, tail_pair_lines, tail_other_lines, 0, number,
@@ -142,7 +142,7 @@ def multiply_tile(
         )
         halves = ()
         for part in gl.static_range(PARTS):
-            halves = halves + halves_of(words[part], KIND == "powers")
+            halves = halves + halves_of(words[part], KIND == "exponents")
         next_words = load_words(word_ptrs, ahead, PARTS, STEP)
         next_high = load_words(high_ptrs, ahead, PARTS, WIDTH) if HIGH > 0 else ()
         buffer = span % 2

@@ -73,6 +73,7 @@ def wide_expert_gemm(
     fewer = w.bits == 8 and config.block_m <= 64  # there are registers for no more
     most = form.parts if w.super_scales is not None else config.parts  # there is a super-scale for each 256 inputs
     parts = 1 if fewer else min(form.parts, most)
+    second = form.kind if form.kind == "exponents" else form.second
     span = w.chunk * parts
     tail = K % span // SLAB
     num_tiles = len(routed.tile_experts)
@@ -110,7 +111,7 @@ def wide_expert_gemm(
         SECOND=form.second,
         GROUP=form.group,
         OFFSET_SCALES=form.offset_scales,
-        RESTS=form.kind != "powers",
+        RESTS=form.kind != "exponents",
         STAGES=config.stages,
         COPIES=config.slabs,
         BLOCK_M=config.block_m,
@@ -118,8 +119,8 @@ def wide_expert_gemm(
         TILES_A_GROUP=config.group,
         WARPS=config.warps,
         OVERLAP=overlap,
-        UNPACK=unpack_pieces(w.bits, high_bits(w), form.zero, "powers" if form.kind == "powers" else form.second),
-        OPERANDS=operands(high_bits(w), "powers" if form.kind == "powers" else form.second),
+        UNPACK=unpack_pieces(w.bits, high_bits(w), form.zero, second),
+        OPERANDS=operands(high_bits(w), second),
         num_warps=config.warps,
         **overlap_options(overlap),
         **({"maxnreg": config.registers} if config.registers else {}),
