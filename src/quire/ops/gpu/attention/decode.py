@@ -55,9 +55,10 @@ class DecodeLaunch:
 def decode_launch(
     head_dim: int, rows: int, dtype: torch.dtype, num_seqs: int, with_prompts: bool = False
 ) -> DecodeLaunch:
-    """About 100 KB of K and V are in flight to each multiprocessor. More programs of fewer warps wait less for each
-    other; 8-bit values, which are unpacked between two waits, want the most programs. `with_prompts` is for `decode`:
-    it reads 16-bit pages at 4.3 TB/s that way and at 3.4 otherwise. For `decode_step` it is the other way round.
+    """About 100 KB of K and V are in flight to each multiprocessor. A program waits for one address after the other, so
+    many programs of one warp are the fastest, as long as a warp has registers for the sums. `with_prompts` is for
+    `decode`: it reads 16-bit pages at 4.3 TB/s that way and at 3.4 otherwise. For `decode_step` it is the other way
+    round.
 
     A few sequences are split into `MIN_SPLIT_LENGTH` positions each, loaded in one round or two: what counts is
     latency, and that the next kernels find room on the device."""
@@ -70,9 +71,13 @@ def decode_launch(
         return DecodeLaunch(_clamp_block_n(65536 // position_bytes), num_warps=8, num_stages=1, per_multiprocessor=2)
     if rows > MIN_TILE_ROWS or (with_prompts and dtype.itemsize == 2):
         return DecodeLaunch(_clamp_block_n(32768 // position_bytes), num_warps=4, num_stages=3, per_multiprocessor=3)
-    if dtype.itemsize == 1:
-        return DecodeLaunch(_clamp_block_n(4096 // position_bytes), num_warps=1, num_stages=5, per_multiprocessor=8)
-    return DecodeLaunch(_clamp_block_n(16384 // position_bytes), num_warps=2, num_stages=4, per_multiprocessor=4)
+    if head_dim > 256:
+        return DecodeLaunch(_clamp_block_n(16384 // position_bytes), num_warps=2, num_stages=4, per_multiprocessor=4)
+    if head_dim > 128:
+        return DecodeLaunch(32, num_warps=2, num_stages=2, per_multiprocessor=8)
+    if position_bytes > 256:
+        return DecodeLaunch(32, num_warps=1, num_stages=2, per_multiprocessor=16)
+    return DecodeLaunch(32, num_warps=1, num_stages=3, per_multiprocessor=8)
 
 
 def _clamp_block_n(positions: int) -> int:
