@@ -1,17 +1,22 @@
 """Scales of MXFP4 as bytes: which have one, where it lies, and that no weight changes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from ops.gemms import DEVICE, integers, spread
+from ops.gemms import DEVICE, HALF, integers, randn, spread
 from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.e2m1 import E2M1
 from quire.ops.gpu.linear.exponents import EXPONENT, by_group, exponents_of, scales_of
+from quire.ops.gpu.linear.grouped import grouped_kernel
+from quire.ops.gpu.linear.grouped_config import grouped_config
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4
 from quire.ops.gpu.linear.wide_format import slab_format
 from quire.ops.gpu.moe.few_formats import few_format
+from quire.ops.gpu.moe.moe import moe_mlp
 from quire.ops.gpu.moe.quantized import can_stack, stack_experts
 from quire.ops.gpu.weights import load_experts
 from quire.ops.tensors import MXFP4, StoredTensor
@@ -54,6 +59,31 @@ def test_bytes_of_a_chunk_lie_together_and_make_the_weights(width: int, groups: 
     assert not weight.scales[2, :, groups // 2 :].any()
     assert torch.equal(by_group(weight.scales)[:num_groups].T, 2.0 ** exponents.to(DEVICE).float())
     assert torch.equal(dequantize(weight, BF16).float(), plain)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("M", [1, 17, 40])
+@pytest.mark.parametrize("K", [480, 768])
+def test_matmuls_have_the_bits_that_they_have_with_floats(K: int, M: int, batch_invariant: bool) -> None:
+    weight, _ = mxfp4(24, K, integers(-9, 4, 24, K // 32, seed=1))
+    floats, x = replace(weight, scales=by_group(weight.scales)), randn(M, K, seed=2).to(HALF)
+    config = grouped_config(M, weight, batch_invariant)
+    assert torch.equal(grouped_kernel(x, weight, None, config), grouped_kernel(x, floats, None, config))
+
+
+@pytest.mark.parametrize("T", [1, 20])
+def test_experts_have_the_bits_that_they_have_with_floats(T: int) -> None:
+    sizes = ((192, 480), (480, 96))
+    experts = [stack_experts([mxfp4(3 * N, K, integers(-9, -3, 3 * N, K // 32))[0]], 3) for N, K in sizes]
+    floats = [replace(one, rows=replace(one.rows, scales=by_group(one.rows.scales))) for one in experts]
+    given = (randn(T, 480) * 0.1).to(HALF), integers(0, 3, T, 2).int(), randn(T, 2).softmax(-1)
+    found, expected = (moe_mlp(*given, *both, batch_invariant=True) for both in (experts, floats))
+    assert torch.equal(found, expected)
+
+
+def test_scales_of_one_chunk_are_in_the_order_of_all() -> None:
+    """They were a view of the bytes' order, which kernels do not read."""
+    assert by_group(torch.zeros(1, 5, 4, dtype=torch.uint8)).stride() == (5, 1)
 
 
 def test_a_scale_that_has_no_byte_leaves_all_as_floats() -> None:

@@ -15,6 +15,7 @@ from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.moe import sorting
+from quire.ops.gpu.moe.gathering import gather_routes
 from quire.ops.gpu.moe.moe import moe_mlp, stack_scaled
 from quire.ops.gpu.moe.quantized import stack_experts
 from quire.ops.gpu.moe.sorting import sort_by_expert
@@ -159,3 +160,14 @@ def test_routes_are_sorted_into_tiles_of_one_expert(
     assert found == sorted(found) and tile_experts[: len(found)].tolist() == found
     assert seen == [int(route) for e in (0, 1, 3, 4) for route in (ids.flatten() == e).nonzero()]
     assert sort_by_expert(ids[:1, :1], 6, 16).tile_experts.shape == (2,)
+
+
+def test_rows_are_gathered_in_the_order_of_tiles() -> None:
+    """More columns than a program takes at once; rows that are not whole in memory, and padding that is anything."""
+    x, ids = randn(20, 1300)[:, :1100].to(HALF), integers(-1, 4, 20, 3).int()
+    routed = sort_by_expert(ids, 3, 16)
+    experts = routed.tile_experts.repeat_interleave(16)
+    here = (routed.routes < 60) & (experts >= 0) & (experts < 3)
+    gathered = gather_routes(x, routed, 3, 3)
+    assert here.sum() == ((ids >= 0) & (ids < 3)).sum()
+    assert torch.equal(gathered[here], x[routed.routes[here] // 3])

@@ -37,4 +37,4 @@ def by_chunk(exponents: Tensor, num_chunks: int, groups: int) -> Tensor:
 
 def by_group(exponents: Tensor) -> Tensor:
     """[chunks, N, groups of a chunk] -> scales [G, N] in fp32"""
-    return scales_of(exponents).transpose(1, 2).flatten(0, 1)
+    return scales_of(exponents).transpose(1, 2).flatten(0, 1).contiguous()

@@ -27,6 +27,7 @@ from torch import Tensor
 from quire.ops.gpu.activation import activate_times
 from quire.ops.gpu.linear.quantize_rows import quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
+from quire.ops.gpu.moe.gathering import gathered_parts
 from quire.ops.gpu.moe.gemv import can_gemv, gemv_mlp
 from quire.ops.gpu.moe.mxfp4_config import mxfp4_tile
 from quire.ops.gpu.moe.quantized import MAX_TILE_ROUTES, QuantizedExperts, quantized_expert_gemm
@@ -124,18 +125,17 @@ def moe_mlp(
             x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, limit, overlap
         )
     elif streamed is not None:
-        from quire.ops.gpu.moe.mxfp4_tiles import mxfp4_parts  # Gluon is not in every Triton
+        from quire.ops.gpu.moe.mxfp4_tiles import mxfp4_expert_gemm  # Gluon is not in every Triton
 
         assert isinstance(gate_up, QuantizedExperts) and isinstance(down, QuantizedExperts)
         given = x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases
-        parts = mxfp4_parts(*given, streamed, limit, overlap)
+        parts = gathered_parts(mxfp4_expert_gemm, *given, streamed, limit, overlap)
     elif gated and all_hidden is None and not batch_invariant and (tile := wide_tile(x, gate_up, down, T * k)):
-        from quire.ops.gpu.moe.quantized_tiles import wide_parts  # Gluon is not in every Triton
+        from quire.ops.gpu.moe.quantized_tiles import wide_expert_gemm  # Gluon is not in every Triton
 
         assert isinstance(gate_up, QuantizedExperts) and isinstance(down, QuantizedExperts)
-        parts = wide_parts(
-            x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, tile, limit, overlap
-        )
+        given = x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases
+        parts = gathered_parts(wide_expert_gemm, *given, tile, limit, overlap)
     else:
         parts = _parts(
             x, expert_ids, expert_weights, gate_up, down, activation, gate_up_biases, down_biases, gated, all_hidden,

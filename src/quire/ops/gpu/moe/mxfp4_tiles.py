@@ -7,7 +7,7 @@ next tile while the last one is stored. Two groups of four warps multiply: each 
 their four bits in registers, which the tensor cores read, and adds up all inputs. A chunk's place is free when both
 have told so. While one pipeline stores a tile, the other one multiplies.
 
-Rows of x are gathered in the order of the tiles before. Of 16 rows of weights eight are of the tile's first half and
+Rows of x are in the order of the tiles (gathering.py). Of 16 rows of weights eight are of the tile's first half and
 eight of the second one: with an activation these are gate and up, so both sums of an output are in one thread. Sums
 have another order than those of quantized.py, so it is not for `batch_invariant`."""
 
@@ -29,38 +29,11 @@ from quire.ops.gpu.linear.wide_slab import slabs_descriptor
 from quire.ops.gpu.moe.mxfp4_config import MXFP4Tile, can_stream
 from quire.ops.gpu.moe.mxfp4_multiply import HALF, is_half, multiply, next_slot
 from quire.ops.gpu.moe.quantized import QuantizedExperts
-from quire.ops.gpu.moe.quantized_tiles import gather_routes
-from quire.ops.gpu.moe.sorting import RoutedTokens, find_tile, sort_by_expert
+from quire.ops.gpu.moe.sorting import RoutedTokens, find_tile
 from quire.ops.gpu.overlap import overlap_options
-from quire.ops.opset import Activation
 
 COPY_REGISTERS = gl.constexpr(24)
 MULTIPLY_REGISTERS = gl.constexpr({1: 208, 2: 112})  # of a thread, by the number of pipelines
-
-
-def mxfp4_parts(
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    gate_up: QuantizedExperts,
-    down: QuantizedExperts,
-    activation: Activation,
-    gate_up_biases: Tensor | None,
-    down_biases: Tensor | None,
-    tile: MXFP4Tile,
-    limit: float = 0.0,
-    overlap: bool = False,
-) -> Tensor:
-    """-> [T * k, O], what each route adds."""
-    E = gate_up.num_experts
-    routed = sort_by_expert(expert_ids, E, tile.block_m, overlap)
-    rows = gather_routes(x, routed, E, expert_ids.shape[1], overlap)
-    hidden = x.new_empty(len(rows), gate_up.rows.num_outputs // E // 2)
-    parts = x.new_empty(routed.num_routes, down.rows.num_outputs // E)
-    kind, weights = int(activation), expert_weights
-    mxfp4_expert_gemm(rows, gate_up, gate_up_biases, weights, hidden, routed, tile, kind, limit, overlap)
-    mxfp4_expert_gemm(hidden, down, down_biases, weights, parts, routed, tile, overlap=overlap)
-    return parts
 
 
 def mxfp4_expert_gemm(

@@ -2,12 +2,11 @@
 """Grouped GEMMs of experts quantized in groups, for many routes on Hopper: the kernel of linear/grouped_wide.py, with
 tiles of routes in place of tiles of rows.
 
-Rows of x are gathered in the order of the tiles first, so tiles are copied by the TMA unit. Gate and up are in one
+Rows of x are in the order of the tiles (gathering.py), so tiles are copied by the TMA unit. Gate and up are in one
 tile: of 16 rows of weights, eight are of gate and eight of up, so that both sums of an output are in one thread. Sums
 have another order than those of quantized.py, so it is not for `batch_invariant`."""
 
 import triton
-import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -19,37 +18,8 @@ from quire.ops.gpu.linear.wide_unpack import operands, unpack_pieces
 from quire.ops.gpu.moe.quantized import QuantizedExperts
 from quire.ops.gpu.moe.quantized_config import WideTile
 from quire.ops.gpu.moe.quantized_tile import multiply_tile
-from quire.ops.gpu.moe.sorting import RoutedTokens, find_tile, sort_by_expert
-from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
-from quire.ops.opset import Activation
-
-GATHERED = 8  # rows a program
-
-
-def wide_parts(
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    gate_up: QuantizedExperts,
-    down: QuantizedExperts,
-    activation: Activation,
-    gate_up_biases: Tensor | None,
-    down_biases: Tensor | None,
-    tile: WideTile,
-    limit: float = 0.0,
-    overlap: bool = False,
-) -> Tensor:
-    """-> [T * k, O], what each route adds."""
-    E = gate_up.num_experts
-    routed = sort_by_expert(expert_ids, E, tile.block_m, overlap)
-    rows = gather_routes(x, routed, E, expert_ids.shape[1], overlap)
-    hidden = x.new_empty(len(rows), gate_up.rows.num_outputs // E // 2)
-    parts = x.new_empty(routed.num_routes, down.rows.num_outputs // E)
-    wide_expert_gemm(
-        rows, gate_up, gate_up_biases, expert_weights, hidden, routed, tile, int(activation), limit, overlap
-    )
-    wide_expert_gemm(hidden, down, down_biases, expert_weights, parts, routed, tile, overlap=overlap)
-    return parts
+from quire.ops.gpu.moe.sorting import RoutedTokens, find_tile
+from quire.ops.gpu.overlap import overlap_options
 
 
 def wide_expert_gemm(
@@ -125,63 +95,6 @@ def wide_expert_gemm(
         **overlap_options(overlap),
         **({"maxnreg": config.registers} if config.registers else {}),
     )
-
-
-def gather_routes(
-    x: Tensor, routed: RoutedTokens, num_experts: int, routes_a_row: int, overlap: bool = False
-) -> Tensor:
-    """x [T, K] -> [tiles * block, K]: the rows of the tiles' routes. Padding is not written: a route's sums are of its
-    own row."""
-    K = x.shape[1]
-    assert x.stride(1) == 1
-    out = x.new_empty(len(routed.routes), K)
-    _gather_kernel[(len(out) // GATHERED,)](
-        x,
-        out,
-        routed.routes,
-        routed.tile_experts,
-        routed.num_routes,
-        num_experts,
-        K,
-        x.stride(0),
-        routes_a_row,
-        TILE=routed.block,
-        ROWS=GATHERED,
-        BLOCK=1024,
-        OVERLAP=overlap,
-        **overlap_options(overlap),
-    )
-    return out
-
-
-@triton.jit(do_not_specialize=["num_routes", "num_experts"])
-def _gather_kernel(
-    x_ptr,
-    out_ptr,
-    route_ptr,
-    tile_expert_ptr,
-    num_routes,
-    num_experts,
-    K,
-    x_stride,
-    routes_a_row,
-    TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    wait_for_inputs(OVERLAP)
-    first = tl.program_id(0) * ROWS
-    expert = tl.load(tile_expert_ptr + first // TILE)
-    if (expert >= 0) & (expert < num_experts):
-        slots = first + tl.arange(0, ROWS)
-        routes = tl.load(route_ptr + slots)
-        rows = routes // routes_a_row
-        for start in range(0, K, BLOCK):
-            k = start + tl.arange(0, BLOCK)
-            inside = (routes < num_routes)[:, None] & (k < K)[None, :]
-            values = tl.load(x_ptr + rows.to(tl.int64)[:, None] * x_stride + k[None, :], mask=inside)
-            tl.store(out_ptr + slots.to(tl.int64)[:, None] * K + k[None, :], values, mask=inside)
 
 
 NOT_SPECIALIZED = ["num_tiles", "columns", "num_routes", "num_experts", "expert_outputs", "all_outputs"]
