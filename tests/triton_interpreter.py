@@ -18,6 +18,7 @@ def prepare() -> None:
     type_tuples_lazily()
     cache_shapes()
     cache_sizes_of_elements()
+    unwrap_by_type()
     call_builtins_directly()
     decide_types_once()
     broadcast_by_shape()
@@ -116,7 +117,20 @@ def cache_sizes_of_elements() -> None:
             valid[key] = validate(array, dtype)
         return valid[key]
 
+    def init(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+        if not valid.get((data.itemsize, dtype.name)):
+            self.__post_init__()  # which asks the function above, and refuses
+
     interpreter._validate_np_data_size = look_up
+    interpreter.TensorHandle.__init__ = init
+
+
+def unwrap_by_type() -> None:
+    """What is no constexpr, nor a list or tuple of them, is asked of every argument of an op."""
+    unwrap = core._unwrap_if_constexpr
+    plain = {core.tensor, core.dtype, core.block_type, core.pointer_type, int, float, bool, str, type(None)}
+    core._unwrap_if_constexpr = lambda x: x if type(x) in plain else unwrap(x)
 
 
 def call_builtins_directly() -> None:
@@ -144,7 +158,7 @@ def decide_types_once() -> None:
     check, decided, constants = semantics.binary_op_type_checking_impl, {}, {}
 
     def compare(self: Any, other: Any) -> Any:
-        return self is other or equal(self, other)
+        return self is other or (self.name == other.name if type(other) is core.dtype else equal(self, other))
 
     def as_type(self: Any, x: Any, number: Any, dtype: Any) -> Any:
         if number is None:
