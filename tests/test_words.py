@@ -1,8 +1,10 @@
 """Users read the field's words: messages, hints, help texts and logs have no retired ones (docs/glossary.md)."""
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import quire
@@ -40,32 +42,44 @@ RETIRED = {
 USER_KEYWORDS = {"help", "description", "message", "hint", "error", "reason"}
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 
-TREES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
-NODES = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree)]
-CLASSES = [node for _, node in NODES if isinstance(node, ast.ClassDef)]
+
+@cache
+def nodes() -> list[tuple[Path, ast.AST]]:
+    """All nodes of all files. To parse them takes seconds, and every worker imports this file."""
+    gc.disable()  # to look through a million nodes for garbage takes as long again
+    trees = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+    found = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    gc.freeze()
+    gc.enable()
+    return found
+
+
+def classes() -> list[ast.ClassDef]:
+    return [node for _, node in nodes() if isinstance(node, ast.ClassDef)]
 
 
 def name_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
+@cache
 def error_names() -> set[str]:
     """QuireError and all classes that derive from it."""
-    names = {"QuireError"}
-    while more := {c.name for c in CLASSES if any(name_of(base) in names for base in c.bases)} - names:
+    names, known = {"QuireError"}, classes()
+    while more := {c.name for c in known if any(name_of(base) in names for base in c.bases)} - names:
         names |= more
     return names
 
 
+@cache
 def help_positions() -> dict[str, int]:
     """Functions and classes with a parameter or field `help` -> its position."""
-    parameters = {node.name: [a.arg for a in node.args.args] for _, node in NODES if isinstance(node, ast.FunctionDef)}
-    for each in CLASSES:
+    parameters = {
+        node.name: [a.arg for a in node.args.args] for _, node in nodes() if isinstance(node, ast.FunctionDef)
+    }
+    for each in classes():
         parameters[each.name] = [name_of(node.target) for node in each.body if isinstance(node, ast.AnnAssign)]
     return {name: names.index("help") for name, names in parameters.items() if "help" in names}
-
-
-ERRORS, HELP_POSITIONS = error_names(), help_positions()
 
 
 def user_values(path: Path, node: ast.AST) -> list[ast.expr]:
@@ -80,10 +94,10 @@ def user_values(path: Path, node: ast.AST) -> list[ast.expr]:
         return []
     parts = [keyword.value for keyword in node.keywords if keyword.arg in USER_KEYWORDS]
     name = name_of(node.func)
-    if name in ERRORS:
+    if name in error_names():
         parts += node.args[:2]
-    elif name in HELP_POSITIONS:
-        parts += node.args[HELP_POSITIONS[name] : HELP_POSITIONS[name] + 1]
+    elif (position := help_positions().get(name)) is not None:
+        parts += node.args[position : position + 1]
     elif name in LOG_METHODS and isinstance(node.func, ast.Attribute) and "log" in name_of(node.func.value):
         parts += node.args[:1]
     elif name in ("print", "Parser"):
@@ -97,7 +111,7 @@ def _is_text(node: ast.expr | None, text: str) -> bool:
 
 def user_strings() -> Iterator[tuple[str, str]]:
     """`file:line`, and a text. Of an f-string, only its literal parts."""
-    for path, node in NODES:
+    for path, node in nodes():
         for value in user_values(path, node):
             for part in ast.walk(value):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):

@@ -49,6 +49,7 @@ from quire.weights.checkpoint import open_checkpoint
 
 BLOCK, NUM_DRAFTS, NUM_NODES, MAX_LEN = 4, 3, 40, 96
 PROMPTS = [list(range(40, 62)), [70, 3, 99, 99, 8], [17]]
+TRUTH = "gpu" if torch.cuda.is_available() else "native"  # where tokens to come are taken from: the same, and quicker
 SHORT = PROMPTS if torch.cuda.is_available() else [list(range(40, 47)), [70, 3], [17]]  # Triton's interpreter is slow
 
 
@@ -268,7 +269,7 @@ def test_drafts_that_only_the_device_knows_are_accepted(made: Any, monkeypatch: 
     known, kept = (Steps(new_runner(make_ops("gpu"), path, method, head), prompts=SHORT) for _ in range(2))
     known.prefill()
     kept.prefill()
-    one_by_one = Steps(new_runner(make_ops("gpu"), path, method, head), prompts=SHORT)
+    one_by_one = Steps(new_runner(make_ops(TRUTH), path, method, head), prompts=SHORT)
     one_by_one.prefill()
     for _ in range(NUM_DRAFTS):
         one_by_one.decode({})
@@ -289,7 +290,10 @@ def test_drafts_are_queued_before_the_host_knows_what_is_accepted(made: Any, mon
     monkeypatch.setattr("models.checking.DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
     path, method, head, _ = made("EAGLE-3")
     temperatures = 0.0, 1.0, 0.6
-    ahead, single, truth = (Steps(new_runner(make_ops("gpu"), path, method, head), temperatures, SHORT) for _ in "123")
+    ahead, single, truth = (
+        Steps(new_runner(make_ops(backend), path, method, head), temperatures, SHORT)
+        for backend in ("gpu", "gpu", TRUTH)
+    )
     without_chain(single.runner)
     drafter = head_of(ahead.runner)
     for steps in (ahead, single, truth):
@@ -368,7 +372,8 @@ def test_trees_are_queued_before_the_host_knows_what_is_accepted(
     path, method, head, _ = made("EAGLE-3")
     tree = {"tree_nodes": 8, "tree_top_k": 2}
     ahead, single, truth = (
-        Steps(new_runner(make_ops("gpu"), path, method, head, **tree), temperatures, SHORT) for _ in "123"
+        Steps(new_runner(make_ops(backend), path, method, head, **tree), temperatures, SHORT)
+        for backend in ("gpu", "gpu", TRUTH)
     )
     without_chain(single.runner)
     for steps in (ahead, single, truth):

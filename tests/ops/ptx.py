@@ -125,16 +125,15 @@ def _of_three(a: Tensor, b: Tensor, c: Tensor, table: int) -> Tensor:
 
 def _floats(word: Tensor, dtype: torch.dtype) -> Tensor:
     """Two of 16 bits, the last axis"""
-    return torch.stack([word & 0xFFFF, word >> 16], dim=-1).to(torch.uint16).view(dtype)
+    return word.to(torch.int32).unsqueeze(-1).view(dtype)
 
 
 def _word(floats: Tensor) -> Tensor:
-    halves = floats.contiguous().view(torch.int16).long() & 0xFFFF
-    return halves[..., 0] | halves[..., 1] << 16
+    return floats.contiguous().view(torch.int32).squeeze(-1).long() & 0xFFFFFFFF
 
 
 def _float32(word: Tensor) -> Tensor:
-    return word.to(torch.uint32).view(torch.float32)
+    return word.to(torch.int32).view(torch.float32)
 
 
 def _word32(value: Tensor) -> Tensor:

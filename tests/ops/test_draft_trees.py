@@ -154,13 +154,13 @@ def test_words_that_are_no_tree_are_refused():
 
 def torch_program(case):
     ops, rows = TorchOps(), torch.tensor(case.rows)
-    eye, slopes = ops.pack([case.eye]), None if case.slopes is None else torch.tensor(case.slopes)
+    slopes = None if case.slopes is None else torch.tensor(case.slopes)
 
     def forward(ops, batch):
         q, k, v = ops.split(rows[batch.ids], case.columns)
         ops.write_kv(k, v, batch, 1)
         out = ops.paged_attention(q, batch, 1, case.head_dim, case.scale, case.window, slopes=slopes)
-        return ops.logits(out, eye, batch)
+        return ops.rows(out, batch)
 
     return ops.compile(forward, ops.new_cache(case.spec, case.num_blocks), ProgramSpec(len(case.rows)))
 
@@ -181,14 +181,14 @@ def test_the_specification_sees_the_same():
 
 def gpu_program(case, batch_invariant=False):
     ops = GpuOps(DEVICE, "float32", batch_invariant=batch_invariant, graphs=False)
-    rows, eye = torch.tensor(case.rows, device=DEVICE), ops.pack([case.eye])
+    rows = torch.tensor(case.rows, device=DEVICE)
     slopes = None if case.slopes is None else torch.tensor(case.slopes, device=DEVICE)
 
     def forward(ops, batch):
         q, k, v = ops.split(rows[batch.ids.ids.long()], case.columns)
         ops.write_kv(k, v, batch, 1)
         out = ops.paged_attention(q, batch, 1, case.head_dim, case.scale, case.window, slopes=slopes)
-        return ops.logits(out, eye, batch)
+        return ops.rows(out, batch)
 
     cache = ops.new_cache(case.spec, case.num_blocks)
     return ops.compile(forward, cache, ProgramSpec(len(case.rows), 8, case.length))

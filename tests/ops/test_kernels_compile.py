@@ -25,7 +25,8 @@ LINEAR = ["triton_linear", "triton_grouped", "triton_scaled", "triton_experts", 
 WIDE = ["wide_tiles", "few_rows", "few_experts", "quantized_tiles", "w4a8_wide", "wide_prefill"]
 OTHERS = [*LINEAR, *WIDE, "triton_elementwise", "triton_low_rank", "triton_routing"]
 STATES = ["triton_states", "triton_tiles", "triton_state_ops"]
-WITHOUT_KERNELS = "a_node_has or so_it_has or nodes_of_later_steps or moved_tokens or native_cache"  # of draft_trees
+OF_TREES = ["a_node_has", "so_it_has", "nodes_of_later_steps", "moved_tokens", "native_cache"]
+WITHOUT_KERNELS = " or ".join([*OF_TREES, "the_instructions"])
 WRONG = """
 import torch, triton, triton.language as tl
 

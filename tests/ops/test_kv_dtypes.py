@@ -42,9 +42,8 @@ def run(ops, case, cache):
         q, k, v = ops.split(x, case.columns)
         ops.write_kv(k, v, batch, 1)
         out = ops.paged_attention(q, batch, 1, case.head_dim, case.scale)
-        return ops.logits(out, eye, batch)
+        return ops.rows(out, batch)
 
-    eye = ops.pack([case.eye])
     program, pool = ops.compile(forward, cache, ProgramSpec(len(case.rows))), Pool(case.spec, case.num_blocks)
     out = program.run(pool.batch([(s, case.ids(s, 0, case.length)) for s in range(2)]))
     return out.numpy() if isinstance(out, torch.Tensor) else out.copy()
@@ -102,7 +101,7 @@ def test_what_is_no_number_shows_in_int8_and_only_where_it_is_seen(name, part, b
     case.rows[50, sum(case.columns[:part]) + 3] = bad
     for steps in ([[(0, 80), (1, 80)]], [[(0, 30), (1, 80)], *([[(0, 1)]] * 50)]):
         outs = case.run(steps)
-        assert np.isnan(outs[0][50:]).all()
+        assert np.isnan(outs[0][50:]).any(axis=1).all()
         assert np.isfinite(outs[0][:50]).all() and np.isfinite(outs[1]).all()
 
 
@@ -111,8 +110,8 @@ def test_a_query_that_is_no_number_shows_in_int8(name, restore_isa):
     use_isa(name)
     case = Case(6, 2, 24, 16, "int8", seqs=1, length=40)
     case.rows[30, 24 + 5] = np.nan
-    broken = np.isnan(case.run([[(0, 40)]])[0])
-    assert broken[30].all() and broken.sum() == broken[30].size
+    out = case.run([[(0, 40)]])[0]
+    assert np.isnan(out[30]).any() and np.isfinite(np.delete(out, 30, axis=0)).all()
 
 
 def test_a_block_of_int8_counts_its_units():

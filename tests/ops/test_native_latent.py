@@ -33,16 +33,15 @@ class LatentCase(Case):
         self.columns = [heads * latent, heads * rope, latent, rope]
         self.rows = (rng.standard_normal((seqs * length, sum(self.columns))) * 2).astype(np.float32)
         self.num_blocks = seqs * (length // block_size + 1)
-        self.eye = stored(np.eye(heads * latent))
 
     def program(self, threads=2):
         ops = NativeOps(threads)
-        table, eye = ops.table(stored(self.rows)), ops.pack([self.eye])
+        table = ops.table(stored(self.rows))
 
         def forward(ops, batch):
             q_latent, q_rope, latent, rope = ops.split(ops.embedding(batch.ids, table), self.columns)
             ops.write_latent(latent, rope, batch, 1)
-            return ops.logits(ops.mla_attention(q_latent, q_rope, batch, 1, self.scale), eye, batch)
+            return ops.rows(ops.mla_attention(q_latent, q_rope, batch, 1, self.scale), batch)
 
         cache = ops.new_cache(self.spec, self.num_blocks)
         cache.pages.fill(0xFF)  # unwritten memory is NaN

@@ -39,7 +39,7 @@ class SparseCase(LatentCase):
 
     def program(self, threads=2):
         ops = self.backend(threads=threads)
-        table, eye = ops.table(stored(self.rows)), ops.pack([self.eye])
+        table = ops.table(stored(self.rows))
 
         def forward(ops, batch):
             parts = ops.split(ops.embedding(batch.ids, table), self.columns)
@@ -47,7 +47,7 @@ class SparseCase(LatentCase):
             ops.write_latent(latent, rope, batch, 1)
             ops.write_index_key(key, batch, 1)
             chosen = ops.top_positions(index_q, weights, batch, 1)
-            return ops.logits(ops.mla_attention(q_latent, q_rope, batch, 1, self.scale, chosen), eye, batch)
+            return ops.rows(ops.mla_attention(q_latent, q_rope, batch, 1, self.scale, chosen), batch)
 
         self.cache = ops.new_cache(self.spec, self.num_blocks, 3)
         if self.backend is NativeOps:  # unwritten memory is NaN
@@ -114,7 +114,7 @@ def test_batch_chunks_and_threads_change_no_bit(name, heads):
 
 def test_a_choice_of_all_positions_has_the_bits_of_dense_attention():
     sparse, dense = SparseCase(6, 80), LatentCase(6, 24, 8, 16)
-    dense.rows, dense.eye = sparse.rows[:, : sum(sparse.columns[:4])].copy(), sparse.eye
+    dense.rows = sparse.rows[:, : sum(sparse.columns[:4])].copy()
     for seq, out in sparse.run(STEPS).items():
         np.testing.assert_array_equal(out, dense.run(STEPS)[seq])
 

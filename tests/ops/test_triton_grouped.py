@@ -105,22 +105,23 @@ def test_splits_of_groups_are_added_up() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_instructions_unpack_every_code(dtype: torch.dtype) -> None:
-    table = torch.tensor(NF4).to(dtype)
-    for first in range(0, 256, 2):  # every value comes by in every plane; two words hold different ones
-        words = [[(first + 37 * i + 91 * w) % 256 for i in range(4)] for w in (0, 1)]
-        numbers = tuple(sum(byte << 8 * i for i, byte in enumerate(word)) for word in words)
-        codes8 = torch.tensor(words).T
-        signed = torch.where(codes8 < 128, codes8, codes8 - 256)
-        assert torch.equal(torch.stack(execute(quant_unpack._int8(dtype), numbers, 4, dtype)).long(), signed)
-        codes4 = torch.stack([codes8 & 15, codes8 >> 4], dim=1).flatten(0, 1)
-        for zero in (0, 8):
-            planes = torch.stack(execute(quant_unpack._integers(dtype, zero, 0), numbers, 8, dtype))
-            assert torch.equal(planes.long(), codes4 - zero)
-        for high_bits, zero in ((1, 0), (2, 32)):
-            high = (codes4 * 5 + first // 2 + torch.arange(8)[:, None]) % (1 << high_bits)
-            fp16_values = [sum(int(code) << high_bits * i for i, code in enumerate(word)) for word in high.T]
-            words3 = (*numbers, fp16_values[0] | fp16_values[1] << 16)
-            planes = torch.stack(execute(quant_unpack._integers(dtype, zero, high_bits), words3, 8, dtype))
-            assert torch.equal(planes.long(), codes4 + 16 * high - zero)
-        planes = torch.stack(execute(quant_unpack._codebook(dtype, tuple(NF4)), numbers, 8, dtype))
-        assert torch.equal(planes, table[codes4])
+    table, first = torch.tensor(NF4).to(dtype), torch.arange(0, 256, 2)
+    bytes_of = 37 * torch.arange(4) + 91 * torch.arange(2)[:, None]  # of two words that hold different ones
+    words = (first[:, None, None] + bytes_of) % 256  # [pairs, 2, 4]: every value comes by in every plane
+    numbers = (words << 8 * torch.arange(4)).sum(2).unbind(1)
+    codes8 = words.permute(2, 0, 1)
+    signed = torch.where(codes8 < 128, codes8, codes8 - 256)
+    assert torch.equal(torch.stack(execute(quant_unpack._int8(dtype), numbers, 4, dtype)).long(), signed)
+    codes4 = torch.stack([codes8 & 15, codes8 >> 4], dim=1).flatten(0, 1)  # [planes, pairs, 2]
+    for zero in (0, 8):
+        planes = torch.stack(execute(quant_unpack._integers(dtype, zero, 0), numbers, 8, dtype))
+        assert torch.equal(planes.long(), codes4 - zero)
+    places = torch.arange(8)[:, None, None]
+    for high_bits, zero in ((1, 0), (2, 32)):
+        high = (codes4 * 5 + (first // 2)[:, None] + places) % (1 << high_bits)
+        low_half, high_half = (high << high_bits * places).sum(0).unbind(1)
+        words3 = (*numbers, low_half | high_half << 16)
+        planes = torch.stack(execute(quant_unpack._integers(dtype, zero, high_bits), words3, 8, dtype))
+        assert torch.equal(planes.long(), codes4 + 16 * high - zero)
+    planes = torch.stack(execute(quant_unpack._codebook(dtype, tuple(NF4)), numbers, 8, dtype))
+    assert torch.equal(planes, table[codes4])
