@@ -86,8 +86,8 @@ class Runner:
         self.structured: StructuredOutputRows | None = None
         self.is_timed = proposer is not None  # outputs tell how long the device took
         self._timer = ops.new_timer()
-        self._timed: deque[int] = deque()  # steps whose times the timer has yet to tell
-        self._times: deque[tuple[int, float]] = deque()  # what it told of steps
+        self._untold: deque[int] = deque()  # steps of which the timer has yet to tell
+        self._step_times: deque[tuple[int, float]] = deque()  # what it told of others
         self._helper = ThreadPoolExecutor(1, "masks") if idle_cpu else None
         self._vocab = model.config.vocab
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
@@ -120,7 +120,8 @@ class Runner:
         step, finish = self._in_flight.popleft()
         sampled = list(finish().values())
         output = StepOutput(step, sampled, *(self.proposer.take_times() if self.proposer else ()))
-        output.device_seconds = self._device_seconds(step, bool(sampled))
+        if self.is_timed:
+            output.device_seconds = self._device_seconds(step, has_ended=bool(sampled))
         return output
 
     def run(self, plan: StepPlan) -> StepOutput:
@@ -129,11 +130,12 @@ class Runner:
 
     def _device_seconds(self, step: int, has_ended: bool) -> float:
         """0 where it is not known: nothing waits for the end of a step that sampled nothing."""
-        num_timed = sum(number <= step for number in self._timed) if has_ended else 0
-        self._times += [(self._timed.popleft(), seconds) for _, seconds in self._timer.take(num_timed)]
-        while self._times and self._times[0][0] < step:
-            self._times.popleft()
-        return self._times.popleft()[1] if self._times and self._times[0][0] == step else 0.0
+        num_ended = sum(number <= step for number in self._untold) if has_ended else 0
+        self._step_times += [(self._untold.popleft(), seconds) for _, seconds in self._timer.take(num_ended)]
+        while self._step_times and self._step_times[0][0] < step:
+            self._step_times.popleft()
+        is_known = self._step_times and self._step_times[0][0] == step
+        return self._step_times.popleft()[1] if is_known else 0.0
 
     def _retire(self, row: int) -> None:
         self.rows.retire(row)
@@ -210,13 +212,13 @@ class Runner:
         rows = step.sampling.tolist()
         if self.is_timed:
             self._timer.start()
-            self._timed.append(plan.step)
         logits, masks = self._compute(step, rows)
         for cache in self._caches:
             cache.join_swaps()
         if self.proposer:
             self.proposer.follow(runs, step.batch)
-        finish = self._sample(step, logits, rows, masks, {run.row: run for run in runs} if self.proposer else {})
+        by_row = {run.row: run for run in runs} if self.proposer else {}
+        finish = self._sample(step, logits, rows, masks, by_row, plan.step)
         return self._with_prompt_logprobs(step, logits, finish) if step.scored else finish
 
     def _compute(self, step: BatchedStep, rows: list[int]) -> tuple[Any, Masks | None]:
@@ -230,9 +232,10 @@ class Runner:
         return self.program.run(step.batch), masks.result()
 
     def _sample(
-        self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
+        self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run], number: int
     ) -> Finish:
-        """Sample one token for each row; of one with draft tokens, its tokens while they equal these, and one more."""
+        """Sample one token for each row; of one with draft tokens, its tokens while they equal these, and one more.
+        `number`: of the plan."""
         drafts = [step.drafts.get(row, []) for row in rows] if step.drafts else []
         sample: Callable[[], list[SampledRow]] = list
         if step.drafts:
@@ -241,8 +244,8 @@ class Runner:
             sample = self.sampler.verify(logits[:num_lines], rows, drafts, masks, parents)
         elif rows:
             sample = self.sampler.begin(logits[: len(rows)], rows, masks)
-        if self.is_timed and not self._timer.stop(step.batch.num_tokens):
-            self._timed.pop()
+        if self.is_timed and self._timer.stop(step.batch.num_tokens):
+            self._untold.append(number)
         unknown = [row for row, of_row in step.parents.items() if is_unknown(of_row)]
         trees = self.proposer.grown_trees(unknown) if self.proposer else {}
         num_drafts = np.fromiter(map(len, drafts), np.int32) if drafts else np.zeros(len(rows), np.int32)
